@@ -1,0 +1,64 @@
+"""What a user may choose, frozen and checked. What the weights fix is in `config/`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from personaplex_cli.errors import SettingsError
+
+DEFAULT_ROLE = (
+    "You are a wise and friendly teacher. Answer questions or provide advice in a clear and engaging way."
+)
+NO_VOICE = "none"
+
+DeviceName = Literal["auto", "cpu", "cuda", "mps"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+Timeline = Literal["aligned", "stream"]
+
+
+@dataclass(frozen=True)
+class Persona:
+    """Who the agent is: a voice (a name, a path; None = the model's first voice) and a role text."""
+
+    voice: str | None = None
+    role: str = DEFAULT_ROLE
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. Temperature 0 = the likeliest; top k 0 = the whole vocabulary."""
+
+    temp_text: float = 0.7
+    temp_audio: float = 0.8
+    topk_text: int = 25
+    topk_audio: int = 250
+    greedy: bool = False
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"--{name.replace('_', '-')} {value}: must not be negative"
+            for name in ("temp_text", "temp_audio", "topk_text", "topk_audio")
+            if not (value := getattr(self, name)) >= 0
+        ]
+        if faults:
+            raise SettingsError("\n".join(faults))
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How many files are answered at once. None = as many as the memory allows."""
+
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise SettingsError(f"--batch-size {self.batch_size}: must be at least 1, or auto")
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where the arithmetic is done, and in which numbers."""
+
+    device: DeviceName = "auto"
+    dtype: DtypeName = "auto"
