@@ -1,0 +1,1 @@
+"""The archive: sources become jobs, results become files. Nothing here knows torch."""
