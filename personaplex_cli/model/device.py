@@ -1,0 +1,61 @@
+"""Where the arithmetic is done: device, dtype, and the memory that is there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from personaplex_cli.config.facts import n_parameters
+from personaplex_cli.config.tree import PersonaPlexConfig
+from personaplex_cli.errors import SettingsError
+from personaplex_cli.settings import DeviceName, DtypeName
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LARGE_MODEL = 1_000_000_000
+"""Parameters from which `auto` means bfloat16 on a CPU: there the memory is the bottleneck."""
+
+
+def choose_device(name: DeviceName) -> torch.device:
+    """`auto` takes a GPU where there is one."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(device for device, is_there in there.items() if is_there))
+    if not there[name]:
+        raise SettingsError(f"--device {name}: torch sees no such device here; use --device cpu, or auto")
+    return torch.device(name)
+
+
+def choose_dtype(name: DtypeName, device: torch.device, config: PersonaPlexConfig) -> str:
+    """`auto` is bfloat16, but float32 for small models on a CPU. The name, for records; see DTYPES."""
+    if name != "auto":
+        return name
+    small = device.type == "cpu" and n_parameters(config) < LARGE_MODEL
+    return "float32" if small else "bfloat16"
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can be taken now: the GPU's, or the machine's within the limits of a container."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(free_on_host())
+
+
+def free_on_host() -> Iterator[int]:
+    """What each limit leaves: the machine, and the control group where there is one."""
+    try:
+        meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        yield int(meminfo["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        # No such report (macOS): half of what is built in.
+        yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            yield max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
+        except (OSError, ValueError):
+            continue

@@ -1,0 +1,119 @@
+"""The temporal transformer: one column of tokens a frame goes in, one hidden state comes out."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from personaplex_cli.config.tree import HeliumConfig
+
+
+class Memory(Protocol):
+    """What came before: takes a layer's queries, keys and values, gives back what they see."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[B, H, T, D] three times -> [B, H, T, D]"""
+        ...
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm, computed in float32 whatever the model's dtype."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.alpha = nn.Parameter(torch.ones(1, 1, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]"""
+        x32 = x.float()
+        scale = torch.rsqrt(x32.square().mean(dim=-1, keepdim=True) + self.eps)
+        return (x32 * (self.alpha.float() * scale)).to(x.dtype)
+
+
+class Gating(nn.Module):
+    """SwiGLU; the gate is the first half of `linear_in`."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.linear_in = nn.Linear(width, 2 * inner, bias=False)
+        self.linear_out = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D]"""
+        gate, up = self.linear_in(x).chunk(2, dim=-1)
+        out: Tensor = self.linear_out(F.silu(gate) * up)
+        return out
+
+
+def rotation(positions: Tensor, head_dim: int, theta: float) -> Tensor:
+    """Angles of the rotary embedding, as cosines and sines in float32. [B, T] -> [2, B, 1, T, D / 2]"""
+    pairs = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
+    # exp of a log, as the reference: a power rounds otherwise, and at position 3,000 that shows.
+    frequencies = torch.exp(pairs * (-math.log(theta) / head_dim))
+    angles = positions[:, None, :, None].float() * frequencies
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Turn interleaved pairs (2i, 2i + 1), in float32. x [B, H, T, D], angles [2, B, 1, T, D / 2]"""
+    cos, sin = angles.unbind(0)
+    even, odd = x.float().view(*x.shape[:-1], -1, 2).unbind(-1)
+    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
+    return turned.flatten(-2).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Self-attention with rotary positions; queries, keys and values are one stacked projection."""
+
+    def __init__(self, config: HeliumConfig) -> None:
+        super().__init__()
+        self.n_heads = config.num_attention_heads
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * config.hidden_size, config.hidden_size))
+        self.out_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, angles: Tensor, memory: Memory, layer: int) -> Tensor:
+        """[B, T, D] -> [B, T, D]"""
+        projected = F.linear(x, self.in_proj_weight).view(*x.shape[:2], 3, self.n_heads, -1)
+        query, key, value = projected.permute(2, 0, 3, 1, 4)
+        seen = memory.attend(layer, rotate(query, angles), rotate(key, angles), value)
+        out: Tensor = self.out_proj(seen.transpose(1, 2).flatten(-2))
+        return out
+
+
+class Layer(nn.Module):
+    """One layer: attention, then gating, each on a normed branch."""
+
+    def __init__(self, config: HeliumConfig) -> None:
+        super().__init__()
+        self.norm1 = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.norm2 = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.gating = Gating(config.hidden_size, config.intermediate_size)
+
+    def forward(self, x: Tensor, angles: Tensor, memory: Memory, layer: int) -> Tensor:
+        """[B, T, D] -> [B, T, D]"""
+        x = x + self.self_attn(self.norm1(x), angles, memory, layer)
+        out: Tensor = x + self.gating(self.norm2(x))
+        return out
+
+
+class TemporalTransformer(nn.Module):
+    """The stack of layers; its memory is an argument."""
+
+    def __init__(self, config: HeliumConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.theta = config.rope_theta
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+
+    def forward(self, x: Tensor, positions: Tensor, memory: Memory) -> Tensor:
+        """x [B, T, D], positions [B, T] or [1, T]: frames since the slot began. -> [B, T, D]"""
+        angles = rotation(positions, self.head_dim, self.theta)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, angles, memory, index)
+        return x
