@@ -1,0 +1,143 @@
+"""Who sits where: the rows of the batch, each at its own position in its own turn. Plain host decisions."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from personaplex_cli.config.tree import PersonaPlexConfig
+from personaplex_cli.engine.sampling import Draws, Tape
+from personaplex_cli.engine.step import Block, read_prompt, run_block
+from personaplex_cli.engine.turns import Prompt, Reply, Turn, initial_column, remove_delays
+from personaplex_cli.model.lm import Lm
+from personaplex_cli.model.ring import KeysAndValues, KVRing
+
+STEPS_A_BLOCK = 32
+PROMPTS_KEPT = 8
+COLUMNS_A_GROWTH = 256
+
+
+def columns_for(n_positions: int, config: PersonaPlexConfig) -> int:
+    """Ring columns of a slot that is to hold turns of `n_positions` frames, prompt included."""
+    n_columns = -(-n_positions // COLUMNS_A_GROWTH) * COLUMNS_A_GROWTH
+    return min(n_columns, config.ring_columns)
+
+
+@dataclass
+class Seat:
+    """One slot's turn, and how far it has come."""
+
+    turn: Turn
+    tape: Tape
+    n_done: int = 0
+    drawn: list[Tensor] = field(default_factory=list)
+
+    @property
+    def n_left(self) -> int:
+        """Live steps to go."""
+        return self.turn.n_steps - self.n_done
+
+    @property
+    def position(self) -> int:
+        """Of the column that the next step reads."""
+        return self.turn.prompt.n_frames - 1 + self.n_done
+
+
+class PromptCache:
+    """The keys and values of the personas used last: a persona is read once, its jobs get copies."""
+
+    def __init__(self, lm: Lm) -> None:
+        self.lm = lm
+        self.kept: OrderedDict[Prompt, KeysAndValues] = OrderedDict()
+
+    def past_of(self, prompt: Prompt) -> KeysAndValues:
+        """[1, H, P - 1, D] a layer."""
+        if prompt not in self.kept:
+            self.kept[prompt] = read_prompt(self.lm, prompt)
+        self.kept.move_to_end(prompt)
+        if len(self.kept) > PROMPTS_KEPT:
+            self.kept.popitem(last=False)
+        return self.kept[prompt]
+
+
+class Slots:
+    """`n_slots` rows. A row computes the same whoever sits beside it; one that ends takes the next turn."""
+
+    def __init__(self, lm: Lm, n_slots: int, draws: Draws) -> None:
+        temporal = lm.config.temporal_config
+        self.lm, self.draws = lm, draws
+        self.prompts = PromptCache(lm)
+        self.seats: list[Seat | None] = [None] * n_slots
+        self.ring = KVRing(
+            temporal.num_hidden_layers,
+            n_slots,
+            temporal.num_attention_heads,
+            temporal.head_dim,
+            dtype=lm.dtype,
+            device=lm.device,
+        )
+        self.nobody = initial_column(lm.config)
+        self.columns = self.nobody.repeat(n_slots, 1).to(lm.device)
+
+    @property
+    def occupied(self) -> list[Seat]:
+        """The seats that are taken."""
+        return [seat for seat in self.seats if seat]
+
+    def admit(self, turns: Iterator[Turn]) -> None:
+        """Fill the free slots with the next turns."""
+        for slot, seat in enumerate(self.seats):
+            if seat is None and (turn := next(turns, None)):
+                self.sit(slot, turn)
+
+    def sit(self, slot: int, turn: Turn) -> None:
+        """Begin a turn: its prompt's memory is copied, its first column laid."""
+        self.make_room(turn.n_positions)
+        self.ring.place(slot, self.prompts.past_of(turn.prompt))
+        self.columns[slot] = turn.live[:, 0].to(self.columns.device)
+        self.seats[slot] = Seat(turn, Tape(turn.seed, turn.name, self.draws.n_noise))
+
+    def make_room(self, n_positions: int) -> None:
+        """Rings are as long as the longest turn so far, up to the context."""
+        n_columns = columns_for(n_positions, self.lm.config)
+        if n_columns > self.ring.n_columns:
+            self.ring.grow(n_columns)
+
+    def next_block(self) -> Block:
+        """The next steps as tables for the device: as many as the first slot to finish needs."""
+        n_steps = min(STEPS_A_BLOCK, *(seat.n_left for seat in self.occupied))
+        n_slots = len(self.seats)
+        forced = self.nobody.repeat(n_steps, n_slots, 1)
+        positions = torch.zeros(n_steps, n_slots, dtype=torch.long)
+        noise = torch.ones(n_steps, n_slots, self.draws.n_noise)
+        visible = [[0] * n_slots for _ in range(n_steps)]
+        for slot, seat in enumerate(self.seats):
+            if seat is None:
+                continue
+            forced[:, slot] = seat.turn.live[:, seat.n_done + 1 : seat.n_done + 1 + n_steps].T
+            positions[:, slot] = torch.arange(seat.position, seat.position + n_steps)
+            noise[:, slot] = seat.tape.take(n_steps)
+            for index in range(n_steps):
+                visible[index][slot] = min(seat.position + index + 1, self.ring.n_columns)
+        return Block(forced, positions, noise, visible)
+
+    def run(self, block: Block) -> Tensor:
+        """Take every slot through a block. -> [n, B, 9] on the host"""
+        filled = run_block(self.lm, self.ring, self.columns, block.to(self.lm.device), self.draws)
+        self.columns = filled[-1].clone()
+        return filled[:, :, : 1 + self.draws.n_codebooks].cpu()
+
+    def retire(self, drawn: Tensor) -> Iterator[Reply]:
+        """Hand each slot its tokens [n, B, 9]; those that have finished leave, with their replies."""
+        for slot, seat in enumerate(self.seats):
+            if seat is None:
+                continue
+            seat.drawn.append(drawn[:, slot])
+            seat.n_done += drawn.shape[0]
+            if not seat.n_left:
+                self.seats[slot] = None
+                yield Reply(seat.turn, remove_delays(torch.cat(seat.drawn).T, self.lm.config))

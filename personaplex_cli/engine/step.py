@@ -1,0 +1,89 @@
+"""The device's work: the prompt in one pass, then step after step, without a word from the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from personaplex_cli.engine.sampling import Draws, pick_token, settle
+from personaplex_cli.engine.turns import Prompt
+from personaplex_cli.model.depformer import InnerMemory
+from personaplex_cli.model.lm import Lm
+from personaplex_cli.model.ring import KeysAndValues, KVRing, RingStep, exact_reaches, masked_reach
+
+COLUMNS_A_READ = 64
+"""Where one call reads all rings, its length grows in such leaps: few shapes, little read in vain."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some steps of all slots, laid out by the host beforehand.
+
+    forced [n, B, 17], positions [n, B] (of the columns read), noise [n, B, n_noise];
+    n_visible n x B: ring columns filled when the step reads, 0 = nobody sits there.
+    """
+
+    forced: Tensor
+    positions: Tensor
+    noise: Tensor
+    n_visible: list[list[int]]
+
+    def to(self, device: torch.device) -> Block:
+        """Host to device, once a block."""
+        forced, positions, noise = (
+            table.to(device, non_blocking=True) for table in (self.forced, self.positions, self.noise)
+        )
+        return Block(forced, positions, noise, self.n_visible)
+
+
+@torch.inference_mode()
+def read_prompt(lm: Lm, prompt: Prompt) -> KeysAndValues:
+    """Read a prompt but for its last column. Nothing is drawn there: one pass does, without the depformer."""
+    n_read = prompt.n_frames - 1
+    columns = prompt.forced[:, :n_read].T.to(lm.device)
+    ready = prompt.embeddings
+    n_ready = 0 if ready is None else ready.shape[0]
+    x = lm.embed(columns[n_ready:])
+    if ready is not None:
+        x = torch.cat([ready.to(x), x])
+    past = KeysAndValues(lm.config.ring_columns)
+    lm.hear(x[None], torch.arange(n_read, device=lm.device)[None], past)
+    return past
+
+
+@torch.inference_mode()
+def run_block(lm: Lm, ring: KVRing, columns: Tensor, block: Block, draws: Draws) -> Tensor:
+    """Take all slots through a block. columns [B, 17]: where they stand -> [n, B, 17]: the columns filled"""
+    filled = []
+    for forced, positions, noise, n_visible in zip(
+        block.forced, block.positions, block.noise, block.n_visible, strict=True
+    ):
+        if lm.device.type == "cpu":
+            reaches = exact_reaches(n_visible)
+        else:
+            n_columns = -(-max(n_visible) // COLUMNS_A_READ) * COLUMNS_A_READ
+            reaches = masked_reach(positions, min(n_columns, ring.n_columns))
+        memory = RingStep(ring, positions, reaches)
+        columns = step(lm, columns, positions, memory, forced, noise, draws)
+        filled.append(columns)
+    return torch.stack(filled)
+
+
+def step(
+    lm: Lm, columns: Tensor, positions: Tensor, memory: RingStep, forced: Tensor, noise: Tensor, draws: Draws
+) -> Tensor:
+    """Read one column a slot, fill the next. columns [B, 17], positions [B], forced [B, 17] -> [B, 17]
+
+    Where a token is given it wins, and the next inner step sees the given one.
+    """
+    hidden = lm.hear(lm.embed(columns)[:, None], positions[:, None], memory)[:, 0]
+    text_noise, *code_noise = draws.split(noise)
+    previous = settle(pick_token(lm.text_logits(hidden), text_noise, draws.text), forced[:, 0])
+    tokens, inner = [previous], InnerMemory(lm.depformer, hidden)
+    for inner_step in range(draws.n_codebooks):
+        logits = lm.code_logits(inner_step, hidden, previous, inner)
+        previous = settle(pick_token(logits, code_noise[inner_step], draws.code), forced[:, 1 + inner_step])
+        tokens.append(previous)
+    return torch.cat([torch.stack(tokens, dim=1), forced[:, len(tokens) :]], dim=1)
