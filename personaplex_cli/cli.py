@@ -1,0 +1,397 @@
+"""The front door: flags -> settings and jobs, outcomes -> exit code. A thin translator, quick to answer.
+
+Rooms that take time to enter (pydantic, rich, torch) are imported inside the commands.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from personaplex_cli import __version__
+from personaplex_cli.errors import PersonaplexError, SettingsError
+
+SOME_FAILED = 1
+INTERRUPTED = 130
+MAX_SECONDS = 1e9
+CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
+
+
+class FrontDoor(TyperGroup):
+    """The one place where our errors become a message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command, and end as its error says."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except PersonaplexError as error:
+            from personaplex_cli.console import show_error
+
+            show_error(error.message)
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt as interrupt:
+            raise typer.Exit(INTERRUPTED) from interrupt
+        except BrokenPipeError as error:
+            _drop_output()
+            raise typer.Exit(CLOSED_PIPE) from error
+        return result
+
+
+app = typer.Typer(
+    cls=FrontDoor,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Batch converter for PersonaPlex: recordings of one side of a conversation in, spoken replies out.",
+)
+
+
+class TreeFormat(str, Enum):
+    """How inspect-config writes the tree."""
+
+    tree = "tree"
+    yaml = "yaml"
+    json = "json"
+    schema = "schema"
+
+
+class WeightsDtype(str, Enum):
+    """Number types that weights and rings can have."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"personaplex {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+]
+ConfigSource = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="SOURCE",
+        show_default=False,
+        help="A .yaml or .json file, or a model's folder (its config.json). Left out: the published model.",
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        show_default=False,
+        help="Change one value, as in temporal_config.num_hidden_layers=2. VALUE is YAML. Can be repeated.",
+    ),
+]
+OutputFormat = Annotated[
+    TreeFormat,
+    typer.Option(
+        "--format", help="tree: for people; yaml, json: loads again; schema: the JSON Schema, for editors."
+    ),
+]
+InspectedDtype = Annotated[WeightsDtype, typer.Option("--dtype", help="Number type to reckon memory in.")]
+InspectedBatch = Annotated[int, typer.Option("--batch-size", min=1, help="Slots to reckon memory for.")]
+InspectedSeconds = Annotated[
+    float, typer.Option("--seconds", min=0.0, help="Length of prompt and input to reckon memory for.")
+]
+
+
+@app.callback()
+def personaplex(version: Version = False) -> None:
+    """Take the options that stand before a command."""
+
+
+@app.command("inspect-config")
+def inspect_config(
+    source: ConfigSource = None,
+    overrides: Overrides = None,
+    output_format: OutputFormat = TreeFormat.tree,
+    dtype: InspectedDtype = WeightsDtype.bfloat16,
+    batch_size: InspectedBatch = 16,
+    seconds: InspectedSeconds = 60.0,
+) -> None:
+    """Show a model's config with the source of every value, and what follows from it. Needs no weights."""
+    from personaplex_cli.config.load import load_config, render_config, render_schema
+
+    if not seconds < MAX_SECONDS:
+        raise SettingsError(f"--seconds {seconds}: must be a length below {MAX_SECONDS:g}")
+    loaded = load_config(source, overrides or ())
+    if output_format is TreeFormat.schema:
+        sys.stdout.write(render_schema())
+    elif output_format is TreeFormat.tree:
+        from personaplex_cli.console import show_config
+
+        show_config(loaded, dtype.value, batch_size, audio_seconds=seconds)
+    else:
+        sys.stdout.write(render_config(loaded.config, output_format.value))
+
+
+class DeviceChoice(str, Enum):
+    """Where the arithmetic is done."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    mps = "mps"
+
+
+class DtypeChoice(str, Enum):
+    """Number types that the LM can compute in."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class TimelineChoice(str, Enum):
+    """How the reply's audio lies beside the recording."""
+
+    aligned = "aligned"
+    stream = "stream"
+
+
+EXAMPLES = """
+Examples:
+
+personaplex convert question.wav replies/
+
+personaplex convert recordings/ more/talk.flac replies/ --model nvidia/personaplex-7b-v1 --voice-prompt NATF2
+
+find . -name '*.wav' -print0 | personaplex convert - replies/
+
+A reply is as long as its recording: leave silence after the last word for the answer.
+"""
+
+Paths = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE... OUT",
+        show_default=False,
+        help="Recordings, folders of them (subfolders are mirrored), .jsonl or .csv manifests, or - for "
+        "paths on standard input; last the folder for the replies, or - for one WAV on standard output.",
+    ),
+]
+ModelName = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        envvar="PERSONAPLEX_MODEL",
+        help="embedded (built in), a model's folder, or a Hub repository (nvidia/personaplex-7b-v1).",
+    ),
+]
+Revision = Annotated[
+    str | None, typer.Option(show_default=False, help="Branch, tag or commit of a Hub repository.")
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", show_default=False, help="A config tree in place of the model's own config.json."
+    ),
+]
+VoicePrompt = Annotated[
+    str | None,
+    typer.Option(
+        show_default=False,
+        help="The agent's voice: a name in the model (NATF2), a recording, or a .pt; none = no voice sample. "
+        "Left out: the model's first voice.",
+    ),
+]
+TextPrompt = Annotated[
+    str | None,
+    typer.Option(
+        show_default=False, help="The agent's role, as text. Left out: a wise and friendly teacher."
+    ),
+]
+TempAudio = Annotated[
+    float, typer.Option(min=0.0, help="Temperature of the agent's codes; 0 = the likeliest.")
+]
+TempText = Annotated[float, typer.Option(min=0.0, help="Temperature of the agent's text; 0 = the likeliest.")]
+TopkAudio = Annotated[int, typer.Option(min=0, help="Draw codes among so many of the likeliest; 0 = all.")]
+TopkText = Annotated[int, typer.Option(min=0, help="Draw text among so many of the likeliest; 0 = all.")]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")]
+Seed = Annotated[int, typer.Option(help="With a file's name, decides what is drawn for it.")]
+ModelDevice = Annotated[DeviceChoice, typer.Option(help="auto takes a GPU where there is one.")]
+ModelDtype = Annotated[
+    DtypeChoice, typer.Option(help="Of the LM; auto = bfloat16, on a CPU float32 for small models.")
+]
+BatchSize = Annotated[
+    str, typer.Option(metavar="N|auto", help="Files answered at once; auto = as many as the memory allows.")
+]
+WavTimeline = Annotated[
+    TimelineChoice,
+    typer.Option(
+        help="aligned: the reply beside the recording; stream: 80 ms later, as the reference tool writes it."
+    ),
+]
+Stereo = Annotated[bool, typer.Option("--stereo", help="Write the recording left, the reply right.")]
+Channel = Annotated[
+    str, typer.Option(metavar="N|mix", help="Which channel is the user: a number from 0, or the mean of all.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace outputs that are there.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Write every file's outcome to standard output, a JSON object a line.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but failures.")]
+Dumps = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="DUMP... OUT", show_default=False, help="Token dumps, then the folder for the WAVs."
+    ),
+]
+
+
+@app.command(epilog=EXAMPLES)
+def convert(
+    paths: Paths,
+    model: ModelName = "embedded",
+    revision: Revision = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    voice_prompt: VoicePrompt = None,
+    text_prompt: TextPrompt = None,
+    temp_audio: TempAudio = 0.8,
+    temp_text: TempText = 0.7,
+    topk_audio: TopkAudio = 250,
+    topk_text: TopkText = 25,
+    greedy: Greedy = False,
+    seed: Seed = 0,
+    device: ModelDevice = DeviceChoice.auto,
+    dtype: ModelDtype = DtypeChoice.auto,
+    batch_size: BatchSize = "auto",
+    timeline: WavTimeline = TimelineChoice.aligned,
+    stereo: Stereo = False,
+    channel: Channel = "0",
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Answer recordings: for each a reply (WAV), its tokens and its transcript."""
+    from personaplex_cli.console import RunWindow
+    from personaplex_cli.files.jobs import plan_jobs
+    from personaplex_cli.settings import DEFAULT_ROLE, Batching, Device, Persona, Sampling
+
+    if channel != "mix" and not (channel.isascii() and channel.isdigit()):
+        raise SettingsError(f"--channel {channel}: must be a number from 0, or mix")
+    sampling = Sampling(temp_text, temp_audio, topk_text, topk_audio, greedy)
+    batching = Batching(_batch_size(batch_size))
+    persona = Persona(voice_prompt, DEFAULT_ROLE if text_prompt is None else text_prompt)
+    sources, out = _sources_and_out(paths)
+    if out == "-" and as_json:
+        raise SettingsError("--json and OUT = - both want standard output; give a folder for OUT")
+    with _output_folder(out) as folder:
+        plan = plan_jobs(sources, folder, persona=persona, seed=seed, stdin=sys.stdin.buffer)
+        if out == "-" and len(plan.jobs) != 1:
+            raise SettingsError(
+                f"-: takes one reply, and there are {len(plan.jobs)} recordings; give a folder"
+            )
+        # torch is loaded here, after the checks.
+        from personaplex_cli.convert import Choices
+        from personaplex_cli.convert import convert as convert_plan
+        from personaplex_cli.model.checkpoint import open_checkpoint
+
+        checkpoint = open_checkpoint(model, config=config, overrides=overrides or (), revision=revision)
+        choices = Choices(
+            sampling,
+            batching,
+            Device(device.value, dtype.value),
+            timeline=timeline.value,
+            stereo=stereo,
+            channel=channel,
+            overwrite=overwrite,
+        )
+        with RunWindow(quiet=quiet, as_json=as_json) as window:
+            if checkpoint.notice:
+                window.remark(checkpoint.notice)
+            all_well = convert_plan(plan, checkpoint, choices, window)
+        if out == "-" and all_well:
+            sys.stdout.buffer.write(plan.jobs[0].wav.read_bytes())
+    if not all_well:
+        raise typer.Exit(SOME_FAILED)
+
+
+@app.command()
+def decode(
+    dumps: Dumps,
+    model: ModelName = "embedded",
+    revision: Revision = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    device: ModelDevice = DeviceChoice.auto,
+    overwrite: Overwrite = False,
+) -> None:
+    """Make the WAVs of token dumps again: the same bytes as convert's, on the aligned timeline."""
+    if len(dumps) < 2:
+        raise SettingsError("name the dumps, then the folder for their WAVs")
+    from personaplex_cli.convert import decode_dumps
+    from personaplex_cli.model.checkpoint import open_checkpoint
+    from personaplex_cli.settings import Device
+    from personaplex_cli.studio import Studio
+
+    checkpoint = open_checkpoint(model, config=config, overrides=overrides or (), revision=revision)
+    studio = Studio(checkpoint, Device(device.value))
+    for wav in decode_dumps(dumps[:-1], dumps[-1], studio, overwrite=overwrite):
+        typer.echo(str(wav))
+
+
+def _batch_size(written: str) -> int | None:
+    if written == "auto":
+        return None
+    try:
+        return int(written)
+    except ValueError:
+        raise SettingsError(f"--batch-size {written}: must be a number, or auto") from None
+
+
+def _sources_and_out(paths: list[str]) -> tuple[list[str], str]:
+    if len(paths) < 2:
+        raise SettingsError(f"{paths[0]}: name the recordings, then the folder for the replies")
+    return paths[:-1], paths[-1]
+
+
+@contextmanager
+def _output_folder(out: str) -> Iterator[Path]:
+    """OUT; for standard output a folder that is gone afterwards."""
+    if out != "-":
+        yield Path(out)
+        return
+    with TemporaryDirectory(prefix="personaplex-") as folder:
+        yield Path(folder)
+
+
+def _drop_output() -> None:
+    """Let nothing more be written to a closed pipe, not even at the interpreter's end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def main() -> None:
+    """Run the command line. The console script and `python -m personaplex_cli` come in here."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal of another encoding shows a stand-in for a letter that it lacks, and nothing fails.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app(prog_name="personaplex")
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _drop_output()

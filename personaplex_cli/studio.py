@@ -1,0 +1,86 @@
+"""The studio: a checkpoint's parts, each loaded when it is needed, and how many jobs fit in at once."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from personaplex_cli.audio.codec import Codec
+from personaplex_cli.config.facts import kv_bytes_per_frame, weight_bytes
+from personaplex_cli.engine.slots import columns_for
+from personaplex_cli.errors import SettingsError
+from personaplex_cli.model.checkpoint import Checkpoint
+from personaplex_cli.model.device import DTYPES, choose_device, choose_dtype, free_bytes
+from personaplex_cli.model.lm import Lm
+from personaplex_cli.model.weights import load_lm
+from personaplex_cli.prompt import PromptMaker
+from personaplex_cli.settings import Device
+from personaplex_cli.text import Tokenizer
+
+MOST_SLOTS = {"cpu": 32, "mps": 32, "cuda": 128}
+"""More rows than this no longer make a step's frames cheaper."""
+CODEC_ROWS = {"cpu": 1, "mps": 1, "cuda": 8}
+"""Recordings encoded side by side. A CPU is busy with one, and alone each is coded bit for bit the same."""
+MEMORY_SHARE = 0.8
+CODEC_BYTES = 1_500_000_000
+"""What the published codec takes at work, weights included."""
+
+
+class Studio:
+    """What one run works with."""
+
+    def __init__(self, checkpoint: Checkpoint, device: Device) -> None:
+        self.checkpoint = checkpoint
+        self.config = checkpoint.config
+        self.device = choose_device(device.device)
+        self.dtype_name = choose_dtype(device.dtype, self.device, self.config)
+
+    @cached_property
+    def codec(self) -> Codec:
+        """Mimi."""
+        return Codec(self.checkpoint.mimi, self.config.mimi_config, self.device)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The text vocabulary."""
+        return Tokenizer(self.checkpoint.tokenizer, self.config)
+
+    @cached_property
+    def prompts(self) -> PromptMaker:
+        """Personas to prompts."""
+        return PromptMaker(self.config, self.codec, self.tokenizer, self.checkpoint.voices)
+
+    @cached_property
+    def lm(self) -> Lm:
+        """The language model."""
+        return load_lm(
+            self.checkpoint.weights, self.config, dtype=DTYPES[self.dtype_name], device=self.device
+        )
+
+    @property
+    def n_codec_rows(self) -> int:
+        """Recordings to encode side by side."""
+        return CODEC_ROWS[self.device.type]
+
+    def slots_that_fit(self, n_jobs: int, n_positions: int) -> tuple[int, str]:
+        """The batch size for jobs of up to `n_positions` frames, prompt included, and the reckoning."""
+        n_active = self.config.depformer_config.num_active_codebooks
+        weights = weight_bytes(self.config, self.dtype_name, n_active)
+        slot = kv_bytes_per_frame(self.config, self.dtype_name) * columns_for(n_positions, self.config)
+        free = free_bytes(self.device)
+        room = int((free * MEMORY_SHARE - weights - CODEC_BYTES) // slot)
+        if room < 1:
+            raise SettingsError(
+                f"not enough memory: the weights take {gib(weights)}, one slot of {n_positions} frames "
+                f"{gib(slot)}, and {gib(free)} are free; use --dtype bfloat16, shorter recordings, a larger "
+                "machine, or name a --batch-size to try all the same"
+            )
+        n_slots = min(room, n_jobs, MOST_SLOTS[self.device.type])
+        return n_slots, (
+            f"batch size {n_slots} ({self.device.type}, {self.dtype_name}): weights {gib(weights)} + "
+            f"{n_slots} x {gib(slot)} keys and values + codec, {gib(free)} free"
+        )
+
+
+def gib(n_bytes: int) -> str:
+    """A size for people."""
+    return f"{n_bytes / 2**30:.2f} GiB"
