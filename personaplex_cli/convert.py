@@ -20,7 +20,7 @@ from personaplex_cli.audio.pcm import Pcm, Recording, fit, seconds_of, side_by_s
 from personaplex_cli.config.facts import frames_of
 from personaplex_cli.config.load import config_hash
 from personaplex_cli.engine.generate import generate
-from personaplex_cli.engine.turns import Reply, Turn, lay_out, on_stream_timeline, user_codes
+from personaplex_cli.engine.turns import Prompt, Reply, Turn, lay_out, on_stream_timeline, user_codes
 from personaplex_cli.errors import JobError, SettingsError
 from personaplex_cli.files.atomic import finished_file, sweep_partials
 from personaplex_cli.files.dump import Record, TokenDump, read_dump, write_dump, write_transcript
@@ -163,7 +163,17 @@ class Run:
         job, key = underway.job, id(underway)
         self.underway[key] = underway
         prompt = self.studio.prompts.prompt_of(job.persona)
-        return lay_out(prompt, heard, self.studio.config, key=key, name=job.name, seed=job.seed)
+        turn = lay_out(prompt, heard, self.studio.config, key=key, name=job.name, seed=job.seed)
+        if turn.n_positions > self.studio.config.ring_columns:
+            underway.recording.warnings.append(self.window_warning(prompt))
+        return turn
+
+    def window_warning(self, prompt: Prompt) -> str:
+        """When a long recording's persona is forgotten."""
+        config = self.studio.config
+        window = config.ring_columns / config.frame_rate
+        left = max(0.0, (config.ring_columns - prompt.n_frames) / config.frame_rate)
+        return f"longer than the model's window of {window:.2f} s: from {left:.2f} s on the prompt leaves it"
 
     def finish(self, underway: Underway, reply: Reply) -> None:
         """Write a reply's files: the dump first, the transcript last, so that a part is known as a part."""

@@ -5,11 +5,11 @@ The phases, one column a frame: voice, half a second of silence, role, half a se
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,15 +137,12 @@ def read_voice_file(path: Path, codec: Codec, config: PersonaPlexConfig) -> Voic
 
 def load_voice(path: Path, config: PersonaPlexConfig) -> Voice:
     """Read a `.pt` voice; whatever else is pickled in there is refused, never executed."""
+    held = read_pickled_tensors(path)
     try:
-        held = torch.load(path, map_location="cpu", weights_only=True)
         embeddings, cache = held["embeddings"], held["cache"]
         n_before, _, _, width = embeddings.shape
         _, n_streams, _ = cache.shape
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
-        reason = str(error).splitlines()[0]
-        raise SettingsError(f"{path}: not a voice that can be loaded safely ({reason})") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise SettingsError(
             f"{path}: not a voice: needs tensors `embeddings` [V-1, 1, 1, D] and `cache`"
         ) from error
@@ -155,3 +152,13 @@ def load_voice(path: Path, config: PersonaPlexConfig) -> Voice:
             f"this model has {config.temporal_config.hidden_size} and {config.n_streams}"
         )
     return Voice(n_before + 1, embeddings=embeddings[:, 0, 0], cache=cache[0].long())
+
+
+def read_pickled_tensors(path: Path) -> Any:
+    """torch's own reader, which makes tensors and plain containers and nothing else."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # Broken bytes make the unpickler raise anything.
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise SettingsError(f"{path}: not a voice that can be loaded safely ({reason})") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -22,10 +23,14 @@ Pcm: TypeAlias = npt.NDArray[np.float32]
 """Mono samples, full scale is +-1. [T]"""
 
 READ_SECONDS = 10
+CUT_OFF = re.compile(r"^\s*(?:data|SSND|riff|Riff size)\s*: (\d+) \(should be (\d+)\)", re.MULTILINE)
+"""How libsndfile's log tells that a header promises more bytes than there are; its frame count does not."""
 VOICE_LUFS = -24.0
 """What the reference brings a voice sample to (BS.1770)."""
 SHORTEST_VOICE_SECONDS = 0.4
 """One gating block of BS.1770: less has no loudness."""
+FULL_SCALE = 1 << 15
+"""Of PCM_16. Reading divides by it, so a 16-bit recording is written back unchanged."""
 
 
 @dataclass
@@ -53,6 +58,8 @@ class Recording:
         with open_audio(self.path) as audio:
             self.source_sample_rate = audio.samplerate
             promised = audio.frames
+            if cut_off := CUT_OFF.search(audio.extra_info):
+                self.warnings.append("truncated: {1} of {0} bytes are there".format(*cut_off.groups()))
             yield from resample(self.source_blocks(audio), audio.samplerate, self.sample_rate)
         if not self.n_source_samples:
             raise AudioError(f"{self.path}: no audio: the file holds 0 samples")
@@ -160,7 +167,9 @@ def read_voice(path: Path, sample_rate: int) -> Pcm:
 
 
 def seconds_of(path: Path) -> float:
-    """What a file's header promises, for estimates. 0 if it cannot be read."""
+    """What a file's header promises, for estimates. 0 if it cannot be read, or only once (a pipe)."""
+    if not path.is_file():
+        return 0.0
     try:
         return float(soundfile.info(path).duration)
     except (soundfile.LibsndfileError, RuntimeError, OSError, TypeError):
@@ -190,7 +199,9 @@ def write_wav(path: Path, blocks: Iterable[Pcm], sample_rate: int, n_channels: i
         with soundfile.SoundFile(path, "w", sample_rate, n_channels, "PCM_16", format="WAV") as wav:
             for block in blocks:
                 n_clamped += int(np.count_nonzero(np.abs(block) > 1.0))
-                wav.write(block.clip(-1.0, 1.0))
+                # Rounded by us: libsndfile cuts off, half a step below the truth on average.
+                steps = np.rint(block * FULL_SCALE).clip(-FULL_SCALE, FULL_SCALE - 1)
+                wav.write(steps.astype(np.int16))
     except soundfile.LibsndfileError as error:
         full = shutil.disk_usage(path.parent).free < 1 << 20
         raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error

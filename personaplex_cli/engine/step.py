@@ -11,7 +11,7 @@ from personaplex_cli.engine.sampling import Draws, pick_token, settle
 from personaplex_cli.engine.turns import Prompt
 from personaplex_cli.model.depformer import InnerMemory
 from personaplex_cli.model.lm import Lm
-from personaplex_cli.model.ring import KeysAndValues, KVRing, RingStep, exact_reaches, masked_reach
+from personaplex_cli.model.ring import KeysAndValues, KVRing, Reach, RingStep, exact_reaches, masked_reach
 
 COLUMNS_A_READ = 64
 """Where one call reads all rings, its length grows in such leaps: few shapes, little read in vain."""
@@ -60,15 +60,18 @@ def run_block(lm: Lm, ring: KVRing, columns: Tensor, block: Block, draws: Draws)
     for forced, positions, noise, n_visible in zip(
         block.forced, block.positions, block.noise, block.n_visible, strict=True
     ):
-        if lm.device.type == "cpu":
-            reaches = exact_reaches(n_visible)
-        else:
-            n_columns = -(-max(n_visible) // COLUMNS_A_READ) * COLUMNS_A_READ
-            reaches = masked_reach(positions, min(n_columns, ring.n_columns))
-        memory = RingStep(ring, positions, reaches)
+        memory = RingStep(ring, positions, reaches_of(lm, ring, positions, n_visible))
         columns = step(lm, columns, positions, memory, forced, noise, draws)
         filled.append(columns)
     return torch.stack(filled)
+
+
+def reaches_of(lm: Lm, ring: KVRing, positions: Tensor, n_visible: list[int]) -> list[Reach]:
+    """What each slot reads: on a CPU exactly its own columns, elsewhere one call over the longest reach."""
+    if lm.device.type == "cpu":
+        return exact_reaches(n_visible)
+    n_columns = -(-max(n_visible) // COLUMNS_A_READ) * COLUMNS_A_READ
+    return masked_reach(positions, min(n_columns, ring.n_columns))
 
 
 def step(

@@ -1,0 +1,59 @@
+"""What several test files share: the golden folders, small models, and where a GPU is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from personaplex_cli.audio.codec import Codec
+from personaplex_cli.config.load import load_config
+from personaplex_cli.config.tree import PersonaPlexConfig
+from personaplex_cli.model.lm import Lm
+
+GOLDEN = Path(__file__).parent / "golden"
+CPU = torch.device("cpu")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> PersonaPlexConfig:
+    """The golden LM's shape with other widths; context 64."""
+    changes = ["hidden_size=32", "head_dim=16", "num_attention_heads=2", "num_key_value_heads=2"]
+    changes += ["num_hidden_layers=2", "intermediate_size=88"]
+    return load_config(GOLDEN / "lm_eight_sets", [f"temporal_config.{change}" for change in changes]).config
+
+
+@pytest.fixture(scope="session")
+def tiny_lm(tiny_config: PersonaPlexConfig) -> Lm:
+    return random_lm(tiny_config, seed=0)
+
+
+def random_lm(config: PersonaPlexConfig, seed: int) -> Lm:
+    """An LM whose logits differ enough that the likeliest token is no accident of rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    lm = Lm(config).eval().requires_grad_(False)
+    for name, weight in lm.named_parameters():
+        if "alpha" in name:
+            weight.copy_(1 + 0.1 * torch.randn(weight.shape, generator=generator))
+        else:
+            spread = 0.5 if "emb" in name else weight.shape[-1] ** -0.5
+            weight.copy_(spread * torch.randn(weight.shape, generator=generator))
+    return lm
+
+
+@pytest.fixture(scope="session")
+def golden_config() -> PersonaPlexConfig:
+    return load_config(GOLDEN / "checkpoint").config
+
+
+@pytest.fixture(scope="session")
+def golden_codec(golden_config: PersonaPlexConfig) -> Codec:
+    return Codec(GOLDEN / "mimi" / "mimi.safetensors", golden_config.mimi_config, CPU)
