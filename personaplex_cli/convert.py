@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from itertools import islice
@@ -25,7 +26,7 @@ from personaplex_cli.errors import JobError, SettingsError
 from personaplex_cli.files.atomic import finished_file, sweep_partials
 from personaplex_cli.files.dump import Record, TokenDump, read_dump, write_dump, write_transcript
 from personaplex_cli.files.jobs import Job, Plan
-from personaplex_cli.files.resume import file_sha256, fingerprint, sort_out
+from personaplex_cli.files.resume import file_sha256, fingerprint, sort_out, state_of
 from personaplex_cli.files.runlog import Outcome, RunLog
 from personaplex_cli.files.spool import OnDisk
 from personaplex_cli.model.checkpoint import Checkpoint
@@ -82,7 +83,8 @@ def convert(plan: Plan, checkpoint: Checkpoint, choices: Choices, window: Window
     studio = Studio(checkpoint, choices.device)
     facts = Facts(studio, choices)
     jobs = sort_out(plan.jobs, facts.fingerprint_of, overwrite=choices.overwrite)
-    studio.prompts.check([job.persona for job in jobs.todo])
+    if jobs.todo:
+        studio.prompts.check([job.persona for job in jobs.todo])
     sweep_partials(plan.outputs)
     with RunLog(plan.run_log) as log:
         run = Run(studio, choices, facts, log, window)
@@ -178,18 +180,21 @@ class Run:
     def finish(self, underway: Underway, reply: Reply) -> None:
         """Write a reply's files: the dump first, the transcript last, so that a part is known as a part."""
         job = underway.job
-        written: list[Path] = []
+        in_part: tuple[Path, ...] = ()
         try:
             record = self.facts.record_of(underway)
             write_dump(job.dump, token_dump(reply, user_codes(reply.turn, self.studio.config), record))
-            written.append(job.dump)
+            in_part = job.outputs
             shown = self.on_timeline(reply)
             n_clamped = self.write_wav(underway, shown[1:])
-            written.append(job.wav)
             self.write_transcript(job, record, shown[0].tolist())
-        except JobError as error:
-            for path in written:
-                path.unlink(missing_ok=True)
+        except BaseException as error:
+            # Whatever stops us, Ctrl-C too: no reply stays in part, or with a part of an older one.
+            for path in in_part if state_of(job) != "complete" else ():
+                with suppress(OSError):
+                    path.unlink()
+            if not isinstance(error, JobError):
+                raise
             self.fail(job, error)
         else:
             self.settle(converted(underway, n_clamped))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 import warnings
@@ -87,13 +88,14 @@ class Recording:
 def open_audio(path: Path) -> soundfile.SoundFile:
     """Open by content, with an error for people."""
     try:
-        return soundfile.SoundFile(path)
+        return soundfile.SoundFile(os.fsencode(path))  # It refuses a str that is not Unicode.
     except (soundfile.LibsndfileError, RuntimeError, OSError, TypeError) as error:
         if path.is_file() and not path.stat().st_size:
             raise AudioError(f"{path}: no audio: the file is empty") from error
         if not path.exists():
             raise AudioError(f"{path}: no such file") from error
-        raise AudioError(f"{path}: not audio that can be read: {error}") from error
+        reason = getattr(error, "error_string", error)  # Without the path, which soundfile puts before it.
+        raise AudioError(f"{path}: not audio that can be read: {reason}") from error
 
 
 def channel_picker(channel: str, n_channels: int, path: Path) -> Callable[[npt.NDArray[np.float32]], Pcm]:
@@ -171,7 +173,7 @@ def seconds_of(path: Path) -> float:
     if not path.is_file():
         return 0.0
     try:
-        return float(soundfile.info(path).duration)
+        return float(soundfile.info(os.fsencode(path)).duration)
     except (soundfile.LibsndfileError, RuntimeError, OSError, TypeError):
         return 0.0
 
@@ -196,7 +198,8 @@ def write_wav(path: Path, blocks: Iterable[Pcm], sample_rate: int, n_channels: i
     """
     n_clamped = 0
     try:
-        with soundfile.SoundFile(path, "w", sample_rate, n_channels, "PCM_16", format="WAV") as wav:
+        name = os.fsencode(path)
+        with soundfile.SoundFile(name, "w", sample_rate, n_channels, "PCM_16", format="WAV") as wav:
             for block in blocks:
                 n_clamped += int(np.count_nonzero(np.abs(block) > 1.0))
                 # Rounded by us: libsndfile cuts off, half a step below the truth on average.

@@ -1,0 +1,146 @@
+"""Device, number type and batch size: what is chosen for the user, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from personaplex_cli import studio as studio_module
+from personaplex_cli.config.facts import kv_bytes_per_frame, weight_bytes
+from personaplex_cli.config.tree import PersonaPlexConfig
+from personaplex_cli.errors import SettingsError
+from personaplex_cli.model import device
+from personaplex_cli.model.checkpoint import open_checkpoint
+from personaplex_cli.model.device import DTYPES, choose_device, choose_dtype, free_bytes, free_on_host
+from personaplex_cli.settings import Device, DeviceName, DtypeName
+from personaplex_cli.studio import CODEC_BYTES, MEMORY_SHARE, MOST_SLOTS, Studio
+from tests.conftest import GOLDEN
+
+PUBLISHED = PersonaPlexConfig()
+CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
+
+
+def let_there_be(monkeypatch: pytest.MonkeyPatch, *, cuda: bool = False, mps: bool = False) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "chosen"),
+    [(True, True, "cuda"), (True, False, "cuda"), (False, True, "mps"), (False, False, "cpu")],
+)
+def test_auto_takes_a_gpu_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, chosen: str
+) -> None:
+    let_there_be(monkeypatch, cuda=cuda, mps=mps)
+    assert choose_device("auto").type == chosen
+    assert choose_device("cpu").type == "cpu"
+
+
+@pytest.mark.parametrize("name", ["cuda", "mps"])
+def test_a_device_that_is_not_there_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, name: DeviceName
+) -> None:
+    let_there_be(monkeypatch)
+    with pytest.raises(SettingsError) as caught:
+        choose_device(name)
+    assert caught.value.message == (
+        f"--device {name}: torch sees no such device here; use --device cpu, or auto"
+    )
+
+
+@pytest.mark.parametrize("where", [CPU, CUDA, MPS])
+def test_auto_is_bfloat16_but_float32_for_small_models_on_a_cpu(
+    where: torch.device, golden_config: PersonaPlexConfig
+) -> None:
+    assert choose_dtype("auto", where, PUBLISHED) == "bfloat16"
+    assert choose_dtype("auto", where, golden_config) == ("float32" if where == CPU else "bfloat16")
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+def test_a_named_number_type_is_taken(name: DtypeName) -> None:
+    assert choose_dtype(name, CPU, PUBLISHED) == name
+    assert str(DTYPES[name]) == f"torch.{name}"
+
+
+def test_free_memory_is_less_than_the_machine_has() -> None:
+    assert 0 < free_bytes(CPU) <= 1 << 50
+
+
+def test_the_tightest_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = {
+        "/proc/meminfo": "MemTotal: 64 kB\nMemAvailable:    50 kB\nHugePages_Total:       0\n",
+        "/sys/fs/cgroup/memory.max": "30000\n",
+        "/sys/fs/cgroup/memory.current": "10000\n",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes": "12\n",
+    }
+    monkeypatch.setattr(Path, "read_text", lambda path: reports[str(path)])
+    assert list(free_on_host()) == [51200, 20000, 9223372036854771700]
+    assert free_bytes(CPU) == 20000
+    reports["/sys/fs/cgroup/memory.max"] = "max\n"
+    assert free_bytes(CPU) == 51200
+    reports["/sys/fs/cgroup/memory.max"] = "5\n"
+    assert free_bytes(CPU) == 0
+
+
+def test_without_any_report_half_of_what_is_built_in_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_report(path: Path) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", no_report)
+    monkeypatch.setattr(device.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.__getitem__)
+    assert free_bytes(CPU) == 2_048_000
+
+
+def studio_with(monkeypatch: pytest.MonkeyPatch, n_bytes: int) -> Studio:
+    monkeypatch.setattr(studio_module, "free_bytes", lambda _: n_bytes)
+    return Studio(open_checkpoint(str(GOLDEN / "checkpoint")), Device("cpu", "float32"))
+
+
+def bytes_for(studio: Studio, n_slots: int, n_columns: int) -> int:
+    """Free memory in which exactly so many slots find room."""
+    weights = weight_bytes(studio.config, "float32", 8)
+    slot = kv_bytes_per_frame(studio.config, "float32") * n_columns
+    return int((weights + CODEC_BYTES + (n_slots + 0.5) * slot) / MEMORY_SHARE)
+
+
+@pytest.mark.parametrize("n_slots", [1, 2, 7, 31])
+def test_as_many_slots_are_taken_as_the_memory_holds(monkeypatch: pytest.MonkeyPatch, n_slots: int) -> None:
+    studio = studio_with(monkeypatch, 0)
+    # The golden model's ring holds 63 columns, however long the turn.
+    studio = studio_with(monkeypatch, bytes_for(studio, n_slots, n_columns=63))
+    chosen, reckoning = studio.slots_that_fit(1000, n_positions=5000)
+    assert chosen == n_slots
+    assert reckoning.startswith(f"batch size {n_slots} (cpu, float32): weights 0.00 GiB + {n_slots} x ")
+
+
+def test_no_more_slots_are_taken_than_there_are_jobs_or_than_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    studio = studio_with(monkeypatch, 1 << 40)
+    assert studio.slots_that_fit(5, 100)[0] == 5
+    assert studio.slots_that_fit(1000, 100)[0] == MOST_SLOTS["cpu"]
+
+
+def test_too_little_memory_for_one_slot_is_refused_with_the_reckoning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    studio = studio_with(monkeypatch, 1 << 30)
+    with pytest.raises(SettingsError) as caught:
+        studio.slots_that_fit(1, 100)
+    message = caught.value.message
+    assert message.startswith("not enough memory: the weights take 0.00 GiB, one slot of 100 frames 0.00 GiB")
+    assert "1.00 GiB are free" in message
+    assert "--batch-size" in message
+
+
+def test_the_published_model_fits_where_it_is_known_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    studio = studio_with(monkeypatch, 139 << 30)
+    studio.config = PUBLISHED
+    studio.dtype_name = "bfloat16"
+    # Weights 15.4 GB and codec 1.5 GB of the 119.4 GB that may be taken; a slot of 3,000 frames 1.57 GB.
+    assert (studio.device, studio.slots_that_fit(1000, 3000)[0]) == (CPU, 32)
+    monkeypatch.setitem(studio_module.MOST_SLOTS, "cpu", 1000)
+    assert studio.slots_that_fit(1000, 3000)[0] == 65
+    assert studio.slots_that_fit(1000, 250)[0] == 763
