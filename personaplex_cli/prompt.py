@@ -89,26 +89,32 @@ class PromptMaker:
         """Read every voice and measure every role; refuse all faults at once."""
         faults = []
         for persona in dict.fromkeys(personas):
-            try:
-                self.measure(persona)
-            except (SettingsError, AudioError) as error:
-                faults.append(error.message)
+            for part in (self.voice_of, self.role_of):
+                try:
+                    part(persona)
+                except (SettingsError, AudioError) as error:
+                    faults.append(error.message)
         if faults:
             raise SettingsError.listing("cannot use:", list(dict.fromkeys(faults)))
 
     def measure(self, persona: Persona) -> int:
-        """The prompt's frames. A role must fit the window, or its start is lost before its end is read."""
-        n_role = len(self.tokenizer.role_tokens(persona.role))
-        if n_role > self.config.ring_columns:
+        """The prompt's frames."""
+        n_silence = int(SILENCE_SECONDS * self.config.frame_rate)
+        return self.voice_of(persona).n_frames + len(self.role_of(persona)) + 2 * n_silence
+
+    def role_of(self, persona: Persona) -> list[int]:
+        """The role's tokens. They must fit the window, or its start is lost before its end is read."""
+        role = self.tokenizer.role_tokens(persona.role)
+        if len(role) > self.config.ring_columns:
             raise SettingsError(
-                f"the role {persona.role[:40]!r}... is too long: it takes {n_role} frames, "
+                f"the role {persona.role[:40]!r}... is too long: it takes {len(role)} frames, "
                 f"and the model's window holds {self.config.ring_columns}; shorten it"
             )
-        return self.voice_of(persona).n_frames + n_role + 2 * int(SILENCE_SECONDS * self.config.frame_rate)
+        return role
 
     def make(self, persona: Persona) -> Prompt:
         """Voice and role, laid out."""
-        return make_prompt(self.voice_of(persona), self.tokenizer.role_tokens(persona.role), self.config)
+        return make_prompt(self.voice_of(persona), self.role_of(persona), self.config)
 
     def voice_of(self, persona: Persona) -> Voice:
         """The persona's voice, read once."""

@@ -658,11 +658,10 @@ def test_200_files_with_two_personas_are_answered_as_each_of_them_alone(tmp_path
         return outputs_in(out)
 
     assert alone(8, every=1) == together
-    # At another batch size sums are rounded otherwise, and a draw among all but equal codes may change.
+    # At another batch size sums are rounded otherwise; noise by token keeps the draws where they were.
     one_by_one = alone(1, every=4)
-    same = [name for name, content in one_by_one.items() if content == together[name]]
     assert len(one_by_one) == 150
-    assert len(same) > 135
+    assert one_by_one == {name: together[name] for name in one_by_one}
 
 
 def test_the_order_of_the_files_does_not_matter(tmp_path: Path) -> None:

@@ -22,11 +22,6 @@ class Draw:
     temperature: float
     top_k: int
 
-    @property
-    def n_noise(self) -> int:
-        """Noise values that it uses up."""
-        return self.top_k if self.temperature > 0 else 0
-
 
 @dataclass(frozen=True)
 class Draws:
@@ -50,35 +45,49 @@ class Draws:
         )
 
     @property
-    def n_noise(self) -> int:
-        """Noise values a step and slot."""
-        return self.text.n_noise + self.n_codebooks * self.code.n_noise
-
-    def split(self, noise: Tensor) -> list[Tensor]:
-        """One step's noise [B, n_noise] -> text's, and each codebook's, [B, top_k]"""
-        sizes = [self.text.n_noise, *[self.code.n_noise] * self.n_codebooks]
-        return list(torch.split(noise, sizes, dim=1))
+    def n_draws(self) -> int:
+        """Tokens drawn a step and slot."""
+        return 1 + self.n_codebooks
 
 
 class Tape:
-    """One file's Exp(1) noise: the same seed and name give the same reply, in whichever slot and block.
+    """One file's randomness, a key a draw: the same seed and name give the same reply, in whichever slot.
 
     Philox, keyed by both: it can be cut into blocks anywhere, which torch's own generator does not promise.
     """
 
-    def __init__(self, seed: int, name: str, n_noise: int) -> None:
+    def __init__(self, seed: int, name: str, n_draws: int) -> None:
         digest = blake2b(f"{seed}:".encode() + os.fsencode(name), digest_size=16).digest()
-        self.n_noise = n_noise
+        self.n_draws = n_draws
         self.generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 
     def take(self, n_steps: int) -> Tensor:
-        """The next steps' noise. -> [n, n_noise] float32"""
-        noise = self.generator.standard_exponential((n_steps, self.n_noise), dtype=np.float32)
-        return torch.from_numpy(noise)
+        """The next steps' keys. -> [n, n_draws] int64"""
+        limits = np.iinfo(np.int64)
+        keys = self.generator.integers(
+            limits.min, limits.max, (n_steps, self.n_draws), dtype=np.int64, endpoint=True
+        )
+        return torch.from_numpy(keys)
 
 
-def pick_token(logits: Tensor, noise: Tensor, draw: Draw) -> Tensor:
-    """Draw one token a row among the likeliest. logits [B, V], noise [B, top_k] -> [B]
+def exponential_noise(keys: Tensor, ids: Tensor) -> Tensor:
+    """Exp(1) noise by token. keys [B] int64, ids [B, k] int64 -> [B, k] float32
+
+    A token's noise hangs on its id and not on its rank: where two logits that are all but equal swap places,
+    as rounding has it, the draw stays the same.
+    """
+    # The finaliser of splitmix64 (Steele, Lea and Flood, 2014). A signed shift drags the sign in; the masks
+    # take it out.
+    mixed = keys[:, None] + (ids + 1) * -0x61C8864680B583EB
+    mixed = (mixed ^ ((mixed >> 30) & ((1 << 34) - 1))) * -0x40A7B892E31B1A47
+    mixed = (mixed ^ ((mixed >> 27) & ((1 << 37) - 1))) * -0x6B2FB644ECCEEE15
+    mixed = mixed ^ ((mixed >> 31) & ((1 << 33) - 1))
+    uniform = ((mixed & 0xFFFFFF).float() + 0.5) / (1 << 24)
+    return -uniform.log()
+
+
+def pick_token(logits: Tensor, keys: Tensor, draw: Draw) -> Tensor:
+    """Draw one token a row among the likeliest. logits [B, V], keys [B] -> [B]
 
     argmax(p / Exp(1)) draws from p, as multinomial does, without its host synchronisation.
     """
@@ -86,7 +95,7 @@ def pick_token(logits: Tensor, noise: Tensor, draw: Draw) -> Tensor:
         return logits.argmax(dim=-1)
     best, ids = logits.float().topk(draw.top_k, dim=-1)
     weights = torch.softmax(best / draw.temperature, dim=-1)
-    winner = (weights / noise).argmax(dim=-1, keepdim=True)
+    winner = (weights / exponential_noise(keys, ids)).argmax(dim=-1, keepdim=True)
     return ids.gather(-1, winner).squeeze(-1)
 
 

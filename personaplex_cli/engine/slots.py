@@ -99,7 +99,7 @@ class Slots:
         self.make_room(turn.n_positions)
         self.ring.place(slot, self.prompts.past_of(turn.prompt))
         self.columns[slot] = turn.live[:, 0].to(self.columns.device)
-        self.seats[slot] = Seat(turn, Tape(turn.seed, turn.name, self.draws.n_noise))
+        self.seats[slot] = Seat(turn, Tape(turn.seed, turn.name, self.draws.n_draws))
 
     def make_room(self, n_positions: int) -> None:
         """Rings are as long as the longest turn so far, up to the context."""
@@ -113,17 +113,17 @@ class Slots:
         n_slots = len(self.seats)
         forced = self.nobody.repeat(n_steps, n_slots, 1)
         positions = torch.zeros(n_steps, n_slots, dtype=torch.long)
-        noise = torch.ones(n_steps, n_slots, self.draws.n_noise)
+        keys = torch.zeros(n_steps, n_slots, self.draws.n_draws, dtype=torch.long)
         visible = [[0] * n_slots for _ in range(n_steps)]
         for slot, seat in enumerate(self.seats):
             if seat is None:
                 continue
             forced[:, slot] = seat.turn.live[:, seat.n_done + 1 : seat.n_done + 1 + n_steps].T
             positions[:, slot] = torch.arange(seat.position, seat.position + n_steps)
-            noise[:, slot] = seat.tape.take(n_steps)
+            keys[:, slot] = seat.tape.take(n_steps)
             for index in range(n_steps):
                 visible[index][slot] = min(seat.position + index + 1, self.ring.n_columns)
-        return Block(forced, positions, noise, visible)
+        return Block(forced, positions, keys, visible)
 
     def run(self, block: Block) -> Tensor:
         """Take every slot through a block. -> [n, B, 9] on the host"""

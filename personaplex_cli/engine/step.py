@@ -21,21 +21,21 @@ COLUMNS_A_READ = 64
 class Block:
     """Some steps of all slots, laid out by the host beforehand.
 
-    forced [n, B, 17], positions [n, B] (of the columns read), noise [n, B, n_noise];
+    forced [n, B, 17], positions [n, B] (of the columns read), keys [n, B, n_draws] of the draws;
     n_visible n x B: ring columns filled when the step reads, 0 = nobody sits there.
     """
 
     forced: Tensor
     positions: Tensor
-    noise: Tensor
+    keys: Tensor
     n_visible: list[list[int]]
 
     def to(self, device: torch.device) -> Block:
         """Host to device, once a block."""
-        forced, positions, noise = (
-            table.to(device, non_blocking=True) for table in (self.forced, self.positions, self.noise)
+        forced, positions, keys = (
+            table.to(device, non_blocking=True) for table in (self.forced, self.positions, self.keys)
         )
-        return Block(forced, positions, noise, self.n_visible)
+        return Block(forced, positions, keys, self.n_visible)
 
 
 @torch.inference_mode()
@@ -57,11 +57,11 @@ def read_prompt(lm: Lm, prompt: Prompt) -> KeysAndValues:
 def run_block(lm: Lm, ring: KVRing, columns: Tensor, block: Block, draws: Draws) -> Tensor:
     """Take all slots through a block. columns [B, 17]: where they stand -> [n, B, 17]: the columns filled"""
     filled = []
-    for forced, positions, noise, n_visible in zip(
-        block.forced, block.positions, block.noise, block.n_visible, strict=True
+    for forced, positions, keys, n_visible in zip(
+        block.forced, block.positions, block.keys, block.n_visible, strict=True
     ):
         memory = RingStep(ring, positions, reaches_of(lm, ring, positions, n_visible))
-        columns = step(lm, columns, positions, memory, forced, noise, draws)
+        columns = step(lm, columns, positions, memory, forced, keys, draws)
         filled.append(columns)
     return torch.stack(filled)
 
@@ -75,18 +75,17 @@ def reaches_of(lm: Lm, ring: KVRing, positions: Tensor, n_visible: list[int]) ->
 
 
 def step(
-    lm: Lm, columns: Tensor, positions: Tensor, memory: RingStep, forced: Tensor, noise: Tensor, draws: Draws
+    lm: Lm, columns: Tensor, positions: Tensor, memory: RingStep, forced: Tensor, keys: Tensor, draws: Draws
 ) -> Tensor:
-    """Read one column a slot, fill the next. columns [B, 17], positions [B], forced [B, 17] -> [B, 17]
+    """Read one column a slot, fill the next. columns, forced [B, 17], positions [B], keys [B, 9] -> [B, 17]
 
     Where a token is given it wins, and the next inner step sees the given one.
     """
     hidden = lm.hear(lm.embed(columns)[:, None], positions[:, None], memory)[:, 0]
-    text_noise, *code_noise = draws.split(noise)
-    previous = settle(pick_token(lm.text_logits(hidden), text_noise, draws.text), forced[:, 0])
+    previous = settle(pick_token(lm.text_logits(hidden), keys[:, 0], draws.text), forced[:, 0])
     tokens, inner = [previous], InnerMemory(lm.depformer, hidden)
     for inner_step in range(draws.n_codebooks):
         logits = lm.code_logits(inner_step, hidden, previous, inner)
-        previous = settle(pick_token(logits, code_noise[inner_step], draws.code), forced[:, 1 + inner_step])
+        previous = settle(pick_token(logits, keys[:, 1 + inner_step], draws.code), forced[:, 1 + inner_step])
         tokens.append(previous)
     return torch.cat([torch.stack(tokens, dim=1), forced[:, len(tokens) :]], dim=1)
