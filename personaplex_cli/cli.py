@@ -176,7 +176,7 @@ personaplex convert recordings/ more/talk.flac replies/ --model nvidia/personapl
 
 find . -name '*.wav' -print0 | personaplex convert - replies/
 
-A reply is as long as its recording: leave silence after the last word for the answer.
+A reply is as long as its recording: leave room for the answer with --pad-end.
 """
 
 Paths = Annotated[
@@ -244,11 +244,20 @@ Stereo = Annotated[bool, typer.Option("--stereo", help="Write the recording left
 Channel = Annotated[
     str, typer.Option(metavar="N|mix", help="Which channel is the user: a number from 0, or the mean of all.")
 ]
+PadStart = Annotated[
+    float, typer.Option(metavar="SECONDS", help="Silence before the recording; the reply is so much longer.")
+]
+PadEnd = Annotated[
+    float, typer.Option(metavar="SECONDS", help="Silence after the recording, to leave the answer room.")
+]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first file that fails.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace outputs that are there.")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Write every file's outcome to standard output, a JSON object a line.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but failures.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show only failures, and the model's notice if it has one.")
+]
 Dumps = Annotated[
     list[Path],
     typer.Argument(
@@ -278,19 +287,30 @@ def convert(
     timeline: WavTimeline = TimelineChoice.aligned,
     stereo: Stereo = False,
     channel: Channel = "0",
+    pad_start: PadStart = 0.0,
+    pad_end: PadEnd = 0.0,
     overwrite: Overwrite = False,
+    fail_fast: FailFast = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Answer recordings: for each a reply (WAV), its tokens and its transcript."""
     from personaplex_cli.console import RunWindow
     from personaplex_cli.files.jobs import plan_jobs
-    from personaplex_cli.settings import DEFAULT_ROLE, Batching, Device, Persona, Sampling
+    from personaplex_cli.settings import DEFAULT_ROLE, Batching, Choices, Device, Persona, Sampling
 
-    if channel != "mix" and not (channel.isascii() and channel.isdigit()):
-        raise SettingsError(f"--channel {channel}: must be a number from 0, or mix")
-    sampling = Sampling(temp_text, temp_audio, topk_text, topk_audio, greedy)
-    batching = Batching(_batch_size(batch_size))
+    choices = Choices(
+        Sampling(temp_text, temp_audio, topk_text, topk_audio, greedy),
+        Batching(_batch_size(batch_size)),
+        Device(device.value, dtype.value),
+        timeline=timeline.value,
+        stereo=stereo,
+        channel=channel,
+        pad_start_seconds=pad_start,
+        pad_end_seconds=pad_end,
+        overwrite=overwrite,
+        fail_fast=fail_fast,
+    )
     persona = Persona(voice_prompt, DEFAULT_ROLE if text_prompt is None else text_prompt)
     sources, out = _sources_and_out(paths)
     if out == "-" and as_json:
@@ -302,23 +322,13 @@ def convert(
                 f"-: takes one reply, and there are {len(plan.jobs)} recordings; give a folder"
             )
         # torch is loaded here, after the checks.
-        from personaplex_cli.convert import Choices
         from personaplex_cli.convert import convert as convert_plan
         from personaplex_cli.model.checkpoint import open_checkpoint
 
         checkpoint = open_checkpoint(model, config=config, overrides=overrides or (), revision=revision)
-        choices = Choices(
-            sampling,
-            batching,
-            Device(device.value, dtype.value),
-            timeline=timeline.value,
-            stereo=stereo,
-            channel=channel,
-            overwrite=overwrite,
-        )
         with RunWindow(quiet=quiet, as_json=as_json) as window:
             if checkpoint.notice:
-                window.remark(checkpoint.notice)
+                window.say(checkpoint.notice)
             all_well = convert_plan(plan, checkpoint, choices, window)
         if out == "-" and all_well:
             sys.stdout.buffer.write(plan.jobs[0].wav.read_bytes())
@@ -339,14 +349,18 @@ def decode(
     """Make the WAVs of token dumps again: the same bytes as convert's, on the aligned timeline."""
     if len(dumps) < 2:
         raise SettingsError("name the dumps, then the folder for their WAVs")
-    from personaplex_cli.convert import decode_dumps
+    from personaplex_cli.console import show_remark
+    from personaplex_cli.decode import decode_dumps
     from personaplex_cli.model.checkpoint import open_checkpoint
     from personaplex_cli.settings import Device
     from personaplex_cli.studio import Studio
 
     checkpoint = open_checkpoint(model, config=config, overrides=overrides or (), revision=revision)
     studio = Studio(checkpoint, Device(device.value))
-    for wav in decode_dumps(dumps[:-1], dumps[-1], studio, overwrite=overwrite):
+    written = decode_dumps(dumps[:-1], dumps[-1], studio, overwrite=overwrite)
+    if checkpoint.notice:
+        show_remark(checkpoint.notice)
+    for wav in written:
         typer.echo(str(wav))
 
 

@@ -36,6 +36,11 @@ def show_error(message: str) -> None:
     sys.stderr.write(f"{visible(f'error: {message}')}\n")
 
 
+def show_remark(line: str) -> None:
+    """Say something worth a line, on standard error."""
+    sys.stderr.write(f"{visible(line)}\n")
+
+
 def visible(text: str) -> str:
     """Text as a terminal may have it: what could steer one is shown as its escape."""
     return "".join(sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in text)
@@ -89,7 +94,7 @@ class RunWindow:
     def say(self, line: str) -> None:
         """A line on standard error, above the bar if there is one."""
         with tqdm.external_write_mode(file=sys.stderr):
-            sys.stderr.write(f"{visible(line)}\n")
+            show_remark(line)
 
     def __enter__(self) -> RunWindow:
         return self

@@ -5,47 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from personaplex_cli import __version__
 from personaplex_cli.audio.codec import CHUNK_FRAMES
 from personaplex_cli.audio.pcm import Pcm, Recording, fit, seconds_of, side_by_side, whole_frames, write_wav
 from personaplex_cli.config.facts import frames_of
-from personaplex_cli.config.load import config_hash
 from personaplex_cli.engine.generate import generate
 from personaplex_cli.engine.turns import Prompt, Reply, Turn, lay_out, on_stream_timeline, user_codes
-from personaplex_cli.errors import JobError, SettingsError
-from personaplex_cli.files.atomic import finished_file, sweep_partials
-from personaplex_cli.files.dump import Record, TokenDump, read_dump, write_dump, write_transcript
+from personaplex_cli.errors import JobError, RunStopped
+from personaplex_cli.files.atomic import finished_file, is_disk_full, sweep_partials
+from personaplex_cli.files.dump import Record, TokenDump, write_dump, write_transcript
 from personaplex_cli.files.jobs import Job, Plan
-from personaplex_cli.files.resume import file_sha256, fingerprint, sort_out, state_of
+from personaplex_cli.files.resume import file_sha256, sort_out, state_of
 from personaplex_cli.files.runlog import Outcome, RunLog
 from personaplex_cli.files.spool import OnDisk
 from personaplex_cli.model.checkpoint import Checkpoint
-from personaplex_cli.prompt import voice_path
-from personaplex_cli.settings import Batching, Device, Sampling, Timeline
+from personaplex_cli.record import Facts
+from personaplex_cli.settings import Choices
 from personaplex_cli.studio import Studio
 
-
-@dataclass(frozen=True)
-class Choices:
-    """What the user chose for all files of a run."""
-
-    sampling: Sampling = field(default_factory=Sampling)
-    batching: Batching = field(default_factory=Batching)
-    device: Device = field(default_factory=Device)
-    timeline: Timeline = "aligned"
-    stereo: bool = False
-    channel: str = "0"
-    overwrite: bool = False
+FRAMES_ALIKE = 125
+"""Recordings whose lengths differ by less (10 s) may begin in any order."""
 
 
 class Window(Protocol):
@@ -83,16 +69,56 @@ def convert(plan: Plan, checkpoint: Checkpoint, choices: Choices, window: Window
     studio = Studio(checkpoint, choices.device)
     facts = Facts(studio, choices)
     jobs = sort_out(plan.jobs, facts.fingerprint_of, overwrite=choices.overwrite)
-    if jobs.todo:
-        studio.prompts.check([job.persona for job in jobs.todo])
+    queue = Queue.of(jobs.todo, studio)
+    n_slots = batch_size(queue, len(plan.jobs), studio, choices, window) if jobs.todo else 0
+    for job in jobs.todo:
+        facts.voice(job.persona.voice)
     sweep_partials(plan.outputs)
     with RunLog(plan.run_log) as log:
         run = Run(studio, choices, facts, log, window)
         for job in jobs.skipped:
             run.settle(Outcome(source=job.name, status="skipped", outputs=job.output_names))
         if jobs.todo:
-            run.answer(jobs.todo)
+            run.answer(queue, n_slots)
     return not run.n_failed
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Jobs in the order in which they begin, and the frames that their headers promise."""
+
+    jobs: tuple[Job, ...]
+    n_frames: int
+    longest: int
+    longest_prompt: int
+
+    @classmethod
+    def of(cls, jobs: Sequence[Job], studio: Studio) -> Queue:
+        """Long recordings first, so that slots finish close together; of those about equal, by persona, so
+        that its memory is made once. Refuses personas that cannot be used."""
+        if not jobs:
+            return cls((), 0, 0, 0)
+        personas = list(dict.fromkeys(job.persona for job in jobs))
+        studio.prompts.check(personas)
+        rank = {persona: index for index, persona in enumerate(personas)}
+        frames = {job: frames_of(studio.config, seconds_of(job.source)) for job in jobs}
+        ordered = sorted(
+            jobs, key=lambda job: (-(frames[job] // FRAMES_ALIKE), rank[job.persona], -frames[job])
+        )
+        prompts = (studio.prompts.measure(persona) for persona in personas)
+        return cls(tuple(ordered), sum(frames.values()), max(frames.values()), max(prompts))
+
+
+def batch_size(queue: Queue, n_planned: int, studio: Studio, choices: Choices, window: Window) -> int:
+    """The user's, or what the memory allows for the longest turn.
+
+    Of all that were planned, not of what is left: a run that goes on shall compute as it began.
+    """
+    if choices.batching.batch_size is not None:
+        return choices.batching.batch_size
+    n_slots, reckoning = studio.slots_that_fit(n_planned, queue.longest_prompt + queue.longest)
+    window.remark(reckoning)
+    return n_slots
 
 
 class Run:
@@ -100,35 +126,21 @@ class Run:
 
     def __init__(self, studio: Studio, choices: Choices, facts: Facts, log: RunLog, window: Window) -> None:
         self.studio, self.choices, self.facts, self.log, self.window = studio, choices, facts, log, window
-        self.underway: dict[int, Underway] = {}
+        self.underway: dict[Turn, Underway] = {}
         self.n_failed = 0
+        self.disk_was_full = False
 
-    def answer(self, jobs: Sequence[Job]) -> None:
+    def answer(self, queue: Queue, n_slots: int) -> None:
         """Generate the replies and write each as it finishes."""
-        n_frames = {job: frames_of(self.studio.config, seconds_of(job.source)) for job in jobs}
-        # Longest first: the slots then finish close together, and the rings are made long enough at once.
-        jobs = sorted(jobs, key=lambda job: -n_frames[job])
-        n_slots = self.n_slots(jobs, n_frames[jobs[0]])
-        self.window.begin(len(jobs), sum(n_frames.values()))
+        self.window.begin(len(queue.jobs), queue.n_frames)
         for reply in generate(
             self.studio.lm,
-            self.turns(jobs),
+            self.turns(queue.jobs),
             n_slots=n_slots,
             sampling=self.choices.sampling,
             on_frames=self.window.frames,
         ):
-            self.finish(self.underway.pop(reply.turn.key), reply)
-
-    def n_slots(self, jobs: Sequence[Job], n_frames: int) -> int:
-        """The batch size: the user's, or what the memory allows for the longest turn."""
-        longest_prompt = max(
-            self.studio.prompts.measure(persona) for persona in {job.persona for job in jobs}
-        )
-        if (chosen := self.choices.batching.batch_size) is not None:
-            return chosen
-        n_slots, reckoning = self.studio.slots_that_fit(len(jobs), longest_prompt + n_frames)
-        self.window.remark(reckoning)
-        return n_slots
+            self.finish(self.underway.pop(reply.turn), reply)
 
     def turns(self, jobs: Iterable[Job]) -> Iterator[Turn]:
         """Read and encode the recordings, as many side by side as suits the device, as slots fall free."""
@@ -150,22 +162,23 @@ class Run:
             if job.fault:
                 raise JobError(job.fault)
             source = OnDisk(job.source)
-            recording = self.recording(job, source)
-            return Underway(job, source, recording, sha256_of(job, source.path))
+            return Underway(job, source, self.recording(job, source), sha256_of(job, source))
         except JobError as error:
             self.fail(job, error)
             return None
 
     def recording(self, job: Job, source: OnDisk) -> Recording:
         """What the user says in a job."""
-        return Recording(source.path, self.studio.config.sample_rate, job.channel or self.choices.channel)
+        rate, choices = self.studio.config.sample_rate, self.choices
+        n_before, n_after = round(choices.pad_start_seconds * rate), round(choices.pad_end_seconds * rate)
+        return Recording(source.path, rate, job.channel or choices.channel, n_before, n_after)
 
     def turn(self, underway: Underway, heard: Tensor) -> Turn:
         """Persona and user join."""
-        job, key = underway.job, id(underway)
-        self.underway[key] = underway
+        job = underway.job
         prompt = self.studio.prompts.prompt_of(job.persona)
-        turn = lay_out(prompt, heard, self.studio.config, key=key, name=job.name, seed=job.seed)
+        turn = lay_out(prompt, heard, self.studio.config, name=job.name, seed=job.seed)
+        self.underway[turn] = underway
         if turn.n_positions > self.studio.config.ring_columns:
             underway.recording.warnings.append(self.window_warning(prompt))
         return turn
@@ -175,14 +188,14 @@ class Run:
         config = self.studio.config
         window = config.ring_columns / config.frame_rate
         left = max(0.0, (config.ring_columns - prompt.n_frames) / config.frame_rate)
-        return f"longer than the model's window of {window:.2f} s: from {left:.2f} s on the prompt leaves it"
+        return f"exceeds the model's window of {window:.2f} s: from {left:.2f} s on the prompt leaves it"
 
     def finish(self, underway: Underway, reply: Reply) -> None:
         """Write a reply's files: the dump first, the transcript last, so that a part is known as a part."""
         job = underway.job
         in_part: tuple[Path, ...] = ()
         try:
-            record = self.facts.record_of(underway)
+            record = self.facts.record_of(job, underway.recording, underway.sha256)
             write_dump(job.dump, token_dump(reply, user_codes(reply.turn, self.studio.config), record))
             in_part = job.outputs
             shown = self.on_timeline(reply)
@@ -212,6 +225,8 @@ class Run:
         codec, n_samples = self.studio.codec, underway.recording.n_samples
         blocks: Iterable[Pcm] = (rows[0] for rows in codec.decode([codes]))
         if self.choices.stereo:
+            if sha256_of(underway.job, underway.source) != underway.sha256:
+                raise JobError(f"{underway.job.source}: has changed since it was read; run again")
             user = self.recording(underway.job, underway.source).blocks()
             per_frame = codec.samples_per_frame
             blocks = side_by_side(whole_frames(user, CHUNK_FRAMES * per_frame, per_frame), blocks)
@@ -234,6 +249,11 @@ class Run:
         """A job has failed; the others go on."""
         self.n_failed += 1
         self.settle(Outcome(source=job.name, status="failed", reason=error.message))
+        if self.choices.fail_fast:
+            raise RunStopped(f"stopped at the first failure: {job.name}") from error
+        if is_disk_full(error) and self.disk_was_full:
+            raise RunStopped("stopped: the disk is full; make room and run again, finished files are kept")
+        self.disk_was_full = is_disk_full(error)
 
     def settle(self, outcome: Outcome) -> None:
         """Put an outcome on record."""
@@ -255,83 +275,12 @@ class Reading:
             self.error = error
 
 
-class Facts:
-    """What a reply depends on: its fingerprint, and the record of how it was made."""
-
-    def __init__(self, studio: Studio, choices: Choices) -> None:
-        self.studio, self.choices = studio, choices
-        self.config_hash = config_hash(studio.config)
-        self.sampling = {"greedy": True} if choices.sampling.greedy else asdict(choices.sampling)
-        self.voices: dict[str | None, str | None] = {}
-
-    def fingerprint_of(self, job: Job) -> str:
-        """The job's fingerprint; reads its input."""
-        return self.fingerprint(job, file_sha256(job.source))
-
-    def fingerprint(self, job: Job, source_sha256: str) -> str:
-        """Equal for jobs that would give equal outputs."""
-        return fingerprint(
-            {
-                "source_sha256": source_sha256,
-                "name": ascii(job.name),
-                "model": self.studio.checkpoint.fingerprint,
-                "config": self.config_hash,
-                "voice": self.voice_sha256(job.persona.voice),
-                "role": job.persona.role.strip(),
-                "sampling": self.sampling,
-                "seed": job.seed,
-                "timeline": self.choices.timeline,
-                "stereo": self.choices.stereo,
-                "channel": job.channel or self.choices.channel,
-                "dtype": self.studio.dtype_name,
-            }
-        )
-
-    def voice_sha256(self, voice: str | None) -> str | None:
-        """Of the voice's file; None without a voice."""
-        if voice not in self.voices:
-            path = voice_path(voice, self.studio.checkpoint.voices)
-            self.voices[voice] = None if path is None else file_sha256(path)
-        return self.voices[voice]
-
-    def record_of(self, underway: Underway) -> Record:
-        """How a reply was made."""
-        job, config, checkpoint = underway.job, self.studio.config, self.studio.checkpoint
-        voice = voice_path(job.persona.voice, checkpoint.voices)
-        persona = {
-            "voice": voice.name if voice else None,
-            "voice_sha256": self.voice_sha256(job.persona.voice),
-            "role": job.persona.role,
-        }
-        return Record(
-            source=job.name,
-            source_sha256=underway.sha256,
-            source_sample_rate=underway.recording.source_sample_rate,
-            sample_rate=config.sample_rate,
-            n_samples=underway.recording.n_samples,
-            frame_rate=config.frame_rate,
-            samples_per_frame=config.samples_per_frame,
-            model=checkpoint.name,
-            model_fingerprint=checkpoint.fingerprint,
-            config_hash=self.config_hash,
-            persona=persona,
-            sampling=self.sampling,
-            seed=job.seed,
-            timeline=self.choices.timeline,
-            dtype=self.studio.dtype_name,
-            device=self.studio.device.type,
-            fingerprint=self.fingerprint(job, underway.sha256),
-            versions={"personaplex_cli": __version__, "torch": version("torch"), "moshi": version("moshi")},
-            audio_vocab_size=config.audio_vocab_size,
-            extra={"channel": job.channel or self.choices.channel, "warnings": underway.recording.warnings},
-        )
-
-
-def sha256_of(job: Job, path: Path) -> str:
+def sha256_of(job: Job, source: OnDisk) -> str:
     """The input's hash, or its failure."""
     try:
-        return file_sha256(path)
+        return file_sha256(source.path)
     except OSError as error:
+        source.close()
         raise JobError(f"{job.source}: cannot be read: {error.strerror}") from error
 
 
@@ -362,42 +311,3 @@ def converted(underway: Underway, n_clamped: int) -> Outcome:
             "clamped_output_samples": n_clamped,
         },
     )
-
-
-def decode_dumps(dumps: Sequence[Path], out: Path, studio: Studio, *, overwrite: bool) -> list[Path]:
-    """Make the WAVs of token dumps again, on the aligned timeline. -> what was written
-
-    All dumps are checked before anything is written.
-    """
-    targets = {
-        dump: out / f"{dump.name.removesuffix('.safetensors').removesuffix('.tokens')}.wav" for dump in dumps
-    }
-    faults = []
-    for dump, target in targets.items():
-        try:
-            made_by = read_dump(dump).metadata.get("model_fingerprint")
-        except JobError as error:
-            faults.append(error.message)
-            continue
-        if made_by != studio.checkpoint.fingerprint:
-            faults.append(
-                f"{dump}: was made by another model than {studio.checkpoint.name}; name it with --model"
-            )
-        if target.exists() and not overwrite:
-            faults.append(f"{target}: exists already; pass --overwrite, or choose another folder")
-    if len(set(targets.values())) < len(targets):
-        faults.append("two dumps would write the same WAV; decode them into different folders")
-    if faults:
-        raise SettingsError.listing("nothing was decoded, because", faults)
-    return [decode_dump(dump, target, studio) for dump, target in targets.items()]
-
-
-def decode_dump(path: Path, target: Path, studio: Studio) -> Path:
-    """One dump's WAV, the same bytes as convert's."""
-    dump = read_dump(path)
-    n_samples = int(dump.metadata["n_samples"])
-    codes = torch.from_numpy(dump.agent.astype(np.int64))
-    with finished_file(target) as partial:
-        blocks = (rows[0] for rows in studio.codec.decode([codes]))
-        write_wav(partial, fit(blocks, n_samples), studio.config.sample_rate)
-    return target

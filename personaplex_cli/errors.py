@@ -5,6 +5,7 @@ PersonaplexError          exit 2: nothing was converted
 ├── ConfigError           the config tree is wrong
 ├── ModelError            a model cannot be had: not there, not allowed, not whole
 │   └── WeightsError      a checkpoint does not fit the config tree
+├── RunStopped            exit 1: a failure ended the run; finished files are kept
 └── JobError              exit 1: this file failed, the others went on
     ├── AudioError        its audio cannot be used
     ├── DumpError         its token dump cannot be used
@@ -47,6 +48,12 @@ class ModelError(PersonaplexError):
 
 class WeightsError(ModelError):
     """A checkpoint does not fit the config tree."""
+
+
+class RunStopped(PersonaplexError):
+    """A failure ended the run, by the user's wish or because the next file would fail as well."""
+
+    exit_code = 1
 
 
 class JobError(PersonaplexError):

@@ -17,7 +17,7 @@ from torch import Tensor
 from personaplex_cli.audio.codec import Codec
 from personaplex_cli.audio.pcm import read_voice
 from personaplex_cli.config.tree import PAD, PersonaPlexConfig
-from personaplex_cli.engine.turns import Prompt, add_delays
+from personaplex_cli.engine.turns import Prompt, add_delays, initial_column
 from personaplex_cli.errors import AudioError, SettingsError
 from personaplex_cli.model.voices import Voices
 from personaplex_cli.settings import NO_VOICE, Persona
@@ -117,12 +117,16 @@ class PromptMaker:
         return make_prompt(self.voice_of(persona), self.role_of(persona), self.config)
 
     def voice_of(self, persona: Persona) -> Voice:
-        """The persona's voice, read once."""
+        """The persona's voice, read once. It must fit the window."""
         if persona.voice not in self.known:
             path = voice_path(persona.voice, self.voices)
-            self.known[persona.voice] = (
-                Voice(0) if path is None else read_voice_file(path, self.codec, self.config)
-            )
+            voice = Voice(0) if path is None else read_voice_file(path, self.codec, self.config)
+            if voice.n_frames > self.config.ring_columns:
+                raise SettingsError(
+                    f"{path}: too long for a voice: it takes {voice.n_frames} frames, "
+                    f"and the model's window holds {self.config.ring_columns}; some seconds are enough"
+                )
+            self.known[persona.voice] = voice
         return self.known[persona.voice]
 
 
@@ -135,7 +139,7 @@ def voice_path(voice: str | None, voices: Voices) -> Path | None:
 
 def read_voice_file(path: Path, codec: Codec, config: PersonaPlexConfig) -> Voice:
     """A `.pt` voice, or a recording of one."""
-    if path.suffix == ".pt":
+    if path.suffix.lower() == ".pt":
         return load_voice(path, config)
     codes = codec.encode([[read_voice(path, config.sample_rate)]])[0]
     return Voice(codes.shape[1], codes=codes)
@@ -156,6 +160,11 @@ def load_voice(path: Path, config: PersonaPlexConfig) -> Voice:
         raise SettingsError(
             f"{path}: a voice of another model: width {width} and {n_streams} streams, "
             f"this model has {config.temporal_config.hidden_size} and {config.n_streams}"
+        )
+    highest = initial_column(config)[:, None]
+    if cache.shape[2] <= max(config.delays) or not ((cache[0] >= -1) & (cache[0] <= highest)).all():
+        raise SettingsError(
+            f"{path}: not a voice of this model: its `cache` holds tokens that it does not have"
         )
     return Voice(n_before + 1, embeddings=embeddings[:, 0, 0], cache=cache[0].long())
 

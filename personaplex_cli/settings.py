@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Literal
 
 from personaplex_cli.errors import SettingsError
@@ -11,6 +12,7 @@ DEFAULT_ROLE = (
     "You are a wise and friendly teacher. Answer questions or provide advice in a clear and engaging way."
 )
 NO_VOICE = "none"
+LONGEST_PADDING = 3600.0
 
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -37,9 +39,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         faults = [
-            f"--{name.replace('_', '-')} {value}: must not be negative"
+            f"--{name.replace('_', '-')} {value}: must be a finite number from 0 on"
             for name in ("temp_text", "temp_audio", "topk_text", "topk_audio")
-            if not (value := getattr(self, name)) >= 0
+            if not 0 <= (value := getattr(self, name)) < math.inf
         ]
         if faults:
             raise SettingsError("\n".join(faults))
@@ -62,3 +64,28 @@ class Device:
 
     device: DeviceName = "auto"
     dtype: DtypeName = "auto"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user chose for all files of a run. Paddings are silence beside the recording, in seconds."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    batching: Batching = field(default_factory=Batching)
+    device: Device = field(default_factory=Device)
+    timeline: Timeline = "aligned"
+    stereo: bool = False
+    channel: str = "0"
+    pad_start_seconds: float = 0.0
+    pad_end_seconds: float = 0.0
+    overwrite: bool = False
+    fail_fast: bool = False
+
+    def __post_init__(self) -> None:
+        if self.channel != "mix" and not (self.channel.isascii() and self.channel.isdigit()):
+            raise SettingsError(f"--channel {self.channel}: must be a number from 0, or mix")
+        for name, seconds in (("start", self.pad_start_seconds), ("end", self.pad_end_seconds)):
+            if not 0 <= seconds < LONGEST_PADDING:
+                raise SettingsError(
+                    f"--pad-{name} {seconds}: must be from 0 to {LONGEST_PADDING:.0f} seconds"
+                )

@@ -65,7 +65,8 @@ class Studio:
         """The batch size for jobs of up to `n_positions` frames, prompt included, and the reckoning."""
         n_active = self.config.depformer_config.num_active_codebooks
         weights = weight_bytes(self.config, self.dtype_name, n_active)
-        slot = kv_bytes_per_frame(self.config, self.dtype_name) * columns_for(n_positions, self.config)
+        frame = kv_bytes_per_frame(self.config, self.dtype_name)
+        slot = frame * columns_for(n_positions, self.config)
         free = free_bytes(self.device)
         room = int((free * MEMORY_SHARE - weights - CODEC_BYTES) // slot)
         if room < 1:

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1] / PACKAGE
 FLOORS = [
     {"__main__"},
     {"cli"},
-    {"convert", "console"},
+    {"convert", "decode", "console"},
+    {"record"},
     {"studio"},
     {"prompt"},
     {"engine", "text"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import random
@@ -24,12 +25,14 @@ from safetensors.torch import load_file
 
 from personaplex_cli import convert as corridor
 from personaplex_cli import studio as studio_module
-from personaplex_cli.convert import Choices, Facts, Run
+from personaplex_cli.convert import Queue, Run
+from personaplex_cli.errors import OutputError
 from personaplex_cli.files.jobs import plan_jobs
 from personaplex_cli.files.runlog import RunLog
-from personaplex_cli.model.checkpoint import open_checkpoint
+from personaplex_cli.model.checkpoint import EMBEDDED, open_checkpoint
 from personaplex_cli.prompt import Voice, make_prompt, read_voice_file
-from personaplex_cli.settings import Batching, Device, Persona
+from personaplex_cli.record import Facts
+from personaplex_cli.settings import Batching, Choices, Device, Persona
 from personaplex_cli.studio import Studio
 from tests.conftest import GOLDEN
 from tests.helpers import (
@@ -335,13 +338,76 @@ def test_json_lines_are_those_of_the_run_log_and_nothing_else_is_on_standard_out
     assert re.search(r"batch size 3 \(cpu, float32\)", result.stderr) or torch.cuda.is_available()
 
 
-def test_quiet_says_nothing_but_failures(recordings: Path, tmp_path: Path) -> None:
+def test_quiet_says_nothing_but_the_models_notice_and_failures(recordings: Path, tmp_path: Path) -> None:
+    notice = (EMBEDDED / "NOTICE.txt").read_text(encoding="utf-8").strip()
     result = converted(recordings / "a.wav", tmp_path / "out", "--quiet")
-    assert result.output == ""
+    assert result.output == f"{notice}\n"
     (tmp_path / "bad.wav").write_text("no audio")
     said = fails(tmp_path / "bad.wav", tmp_path / "bad", "--quiet", code=1)
-    assert said.startswith(f"failed: {tmp_path / 'bad.wav'}: not audio that can be read")
-    assert said.count("\n") == 1
+    assert said.startswith(f"{notice}\nfailed: {tmp_path / 'bad.wav'}: not audio that can be read")
+    assert said.count("\n") == notice.count("\n") + 2
+
+
+def test_padding_gives_the_reply_room(tmp_path: Path) -> None:
+    """As if the silence were in the recording; the dump's user codes say so."""
+    recording = record(tmp_path / "a.wav", 0.5)
+    silence = np.zeros(12000), np.zeros(36000)
+    soundfile.write(tmp_path / "b.wav", np.concatenate([silence[0], sound(0.5), silence[1]]), 24000)
+    converted(recording, tmp_path / "padded", "--pad-start", 0.5, "--pad-end", 1.5, "--quiet")
+    converted(tmp_path / "b.wav", tmp_path / "written", "--quiet")
+    padded, written = (tokens_in(tmp_path / name) for name in (f"padded/a{DUMP}", f"written/b{DUMP}"))
+    assert np.array_equal(padded["user"], written["user"])
+    assert soundfile.info(tmp_path / "padded" / "a.wav").frames == 60000
+
+
+def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:
+    record_all(tmp_path / "in", [0.5, 0.4, 0.3])
+    for name in ("001.wav", "002.wav"):
+        (tmp_path / "in" / name).write_text("no audio")
+    said = fails(tmp_path / "in", tmp_path / "out", "--fail-fast", "--batch-size", 1, "--quiet", code=1)
+    assert "stopped at the first failure: 001.wav" in said
+    assert statuses(tmp_path / "out") == {"000.wav": "converted", "001.wav": "failed"}
+
+
+def test_a_disk_that_stays_full_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as error:
+            raise OutputError("x.wav: cannot be written") from error
+
+    monkeypatch.setattr(corridor, "write_dump", full)
+    source = record_all(tmp_path / "in", [0.2] * 6)
+    said = fails(source, tmp_path / "out", "--batch-size", 1, "--quiet", code=1)
+    assert "stopped: the disk is full" in said
+    assert [line["status"] for line in log_of(tmp_path / "out")] == ["failed", "failed"]
+
+
+def test_a_recording_that_changes_before_its_stereo_reply_is_written_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = record_all(tmp_path / "in", [0.6, 0.4])
+    write_dump = corridor.write_dump
+
+    def change(target: Path, dump: object) -> None:
+        record(source / "000.wav", 0.2, seed=9)
+        write_dump(target, dump)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(corridor, "write_dump", change)
+    fails(source, tmp_path / "out", "--stereo", "--quiet", code=1)
+    assert statuses(tmp_path / "out") == {"000.wav": "failed", "001.wav": "converted"}
+    assert "has changed since it was read" in next(
+        line["reason"] for line in log_of(tmp_path / "out") if line["status"] == "failed"
+    )
+    assert names_in(tmp_path / "out") == ["001.json", f"001{DUMP}", "001.wav", "run.jsonl"]
+
+
+@pytest.mark.parametrize("option", ["--temp-text", "--temp-audio", "--pad-end"])
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_numbers_without_an_end_are_refused(
+    recordings: Path, tmp_path: Path, option: str, value: str
+) -> None:
+    assert option in fails(recordings, tmp_path / "out", option, value)
 
 
 def test_a_stereo_reply_has_the_recording_left_and_the_reply_right(tmp_path: Path) -> None:
@@ -503,7 +569,7 @@ def test_a_recording_beyond_the_window_is_answered_with_a_warning(tmp_path: Path
     (line,) = log_of(tmp_path)
     assert line["warnings"] == [
         # The voice's 49 frames and two silences of 6 leave 2 of the ring's 63 columns.
-        "longer than the model's window of 5.04 s: from 0.16 s on the prompt leaves it"
+        "exceeds the model's window of 5.04 s: from 0.16 s on the prompt leaves it"
     ]
     assert json.loads((tmp_path / "a.json").read_text())["warnings"] == line["warnings"]
 
@@ -654,7 +720,7 @@ def test_200_files_with_two_personas_are_answered_as_each_of_them_alone(tmp_path
             run = Run(studio, choices, Facts(studio, choices), log, NoWindow())
             plan = plan_jobs([str(manifest)], out, persona=Persona(), seed=0)
             for job in plan.jobs[::every]:
-                run.answer([job])
+                run.answer(Queue.of([job], studio), batch_size)
         return outputs_in(out)
 
     assert alone(8, every=1) == together
@@ -716,7 +782,7 @@ def test_a_gpu_that_is_not_there_is_a_clear_error(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     said = fails(recordings, tmp_path / "out", "--device", "cuda", "--quiet")
-    assert said == "error: --device cuda: torch sees no such device here; use --device cpu, or auto\n"
+    assert said.endswith("error: --device cuda: torch sees no such device here; use --device cpu, or auto\n")
     assert not (tmp_path / "out").exists()
 
 

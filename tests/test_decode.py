@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from personaplex_cli.files.dump import read_dump, write_dump
 from tests.conftest import GOLDEN
 from tests.helpers import DUMP, converted, names_in, personaplex, record, record_all
 
@@ -84,3 +87,37 @@ def test_a_single_path_is_a_usage_error(replies: Path) -> None:
 
 def test_a_recording_is_no_dump(tmp_path: Path) -> None:
     assert "a.wav" in refused(record(tmp_path / "a.wav"), tmp_path / "out")
+
+
+def test_a_dump_whose_record_does_not_fit_its_tokens_is_refused_before_anything_is_written(
+    replies: Path, tmp_path: Path
+) -> None:
+    whole = read_dump(replies / f"000{DUMP}")
+    record = dict(whole.metadata)
+    spoilt = {
+        "none": replace(whole, metadata={k: v for k, v in record.items() if k != "n_samples"}),
+        "less": replace(whole, metadata={**record, "n_samples": "1"}),
+        "words": replace(whole, metadata={**record, "n_samples": "many"}),
+        "beyond": replace(
+            whole, agent=whole.agent + np.int16(200), metadata={**record, "audio_vocab_size": "999"}
+        ),
+    }
+    for name, dump in spoilt.items():
+        write_dump(tmp_path / f"{name}{DUMP}", dump)
+    dumps = [replies / f"000{DUMP}", *(tmp_path / f"{name}{DUMP}" for name in spoilt)]
+    said = refused(*dumps, tmp_path / "out")
+    assert said.count("do not fit its") == 3
+    assert "and the codec has 256" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_in_place_of_the_folder_is_refused(replies: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    assert "out" in refused(replies / f"000{DUMP}", tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_the_models_notice_is_shown(replies: Path, tmp_path: Path) -> None:
+    result = personaplex("decode", replies / f"000{DUMP}", tmp_path / "out")
+    assert "untrained" in result.stderr
+    assert result.stdout == f"{tmp_path / 'out' / '000.wav'}\n"

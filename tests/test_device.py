@@ -69,13 +69,15 @@ def test_free_memory_is_less_than_the_machine_has() -> None:
     assert 0 < free_bytes(CPU) <= 1 << 50
 
 
-def test_the_tightest_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tightest_limit_counts_and_page_cache_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     reports = {
         "/proc/meminfo": "MemTotal: 64 kB\nMemAvailable:    50 kB\nHugePages_Total:       0\n",
         "/sys/fs/cgroup/memory.max": "30000\n",
-        "/sys/fs/cgroup/memory.current": "10000\n",
+        "/sys/fs/cgroup/memory.current": "25000\n",
+        "/sys/fs/cgroup/memory.stat": "anon 9000\nactive_file 4000\ninactive_file 11000\n",
         "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
         "/sys/fs/cgroup/memory/memory.usage_in_bytes": "12\n",
+        "/sys/fs/cgroup/memory/memory.stat": "total_active_file 0\ntotal_inactive_file 0\n",
     }
     monkeypatch.setattr(Path, "read_text", lambda path: reports[str(path)])
     assert list(free_on_host()) == [51200, 20000, 9223372036854771700]

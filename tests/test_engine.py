@@ -21,6 +21,7 @@ from personaplex_cli.config.tree import PAD, PersonaPlexConfig
 from personaplex_cli.engine import slots as slots_room
 from personaplex_cli.engine import step as step_room
 from personaplex_cli.engine.generate import generate
+from personaplex_cli.engine.sampling import Draws
 from personaplex_cli.engine.step import read_prompt
 from personaplex_cli.engine.turns import FREE, Prompt, Reply, Turn, lay_out
 from personaplex_cli.model.lm import Lm
@@ -50,8 +51,8 @@ class Case:
         kept = given if voice == "codes" else load_voice(self.folder / "voice.pt", self.config)
         return make_prompt(kept, self.inputs["text_prompt_tokens"].tolist(), self.config)
 
-    def turn(self, voice: str, key: int = 0) -> Turn:
-        return lay_out(self.prompt(voice), self.inputs["user_codes"], self.config, key=key, name=voice)
+    def turn(self, voice: str) -> Turn:
+        return lay_out(self.prompt(voice), self.inputs["user_codes"], self.config, name=voice)
 
 
 @pytest.fixture(scope="module", params=["lm_sixteen_sets", "lm_eight_sets"])
@@ -64,7 +65,9 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def replies(lm: Lm, turns: list[Turn], n_slots: int, sampling: Sampling = GREEDY) -> dict[int, Tensor]:
-    return {r.turn.key: r.tokens for r in generate(lm, turns, n_slots=n_slots, sampling=sampling)}
+    """Tokens by the turns' places in the list."""
+    place = {turn: index for index, turn in enumerate(turns)}
+    return {place[r.turn]: r.tokens for r in generate(lm, turns, n_slots=n_slots, sampling=sampling)}
 
 
 # --- golden ----------------------------------------------------------------------------------------
@@ -158,7 +161,7 @@ def some_turns(config: PersonaPlexConfig, lengths: list[int]) -> list[Turn]:
         make_prompt(Voice(0), [5, 6, 7], config),
     ]
     return [
-        lay_out(personas[key % 2], codes[:, key : key + n], config, key=key, name=f"{key}.wav", seed=4)
+        lay_out(personas[key % 2], codes[:, key : key + n], config, name=f"{key}.wav", seed=4)
         for key, n in enumerate(lengths)
     ]
 
@@ -249,7 +252,7 @@ def test_tokens_are_those_of_moshis_own_lmgen(tiny_config: PersonaPlexConfig) ->
         lm = random_lm(tiny_config, seed)
         twin = moshi_twin(lm)
         for turn in some_turns(tiny_config, [60, 47]):
-            ours = replies(lm, [turn], 1)[turn.key]
+            ours = replies(lm, [turn], 1)[0]
             theirs = moshi_reply(twin, turn)
             assert torch.equal(ours, theirs)
 
@@ -269,10 +272,10 @@ def test_a_reply_is_bit_for_bit_the_same_alone_and_in_any_company(
     together = replies(tiny_lm, turns, n_slots, sampling)
     assert sorted(together) == list(range(len(LENGTHS)))
     backwards = replies(tiny_lm, turns[::-1], n_slots, sampling)
-    for turn in turns:
-        alone = replies(tiny_lm, [turn], n_slots, sampling)[turn.key]
-        assert torch.equal(together[turn.key], alone)
-        assert torch.equal(backwards[turn.key], alone)
+    for place, turn in enumerate(turns):
+        alone = replies(tiny_lm, [turn], n_slots, sampling)[0]
+        assert torch.equal(together[place], alone)
+        assert torch.equal(backwards[len(turns) - 1 - place], alone)
         assert alone.shape == (9, turn.n_frames)
 
 
@@ -395,11 +398,11 @@ def test_prompt_frames_and_other_step_sets_cost_no_depformer_step(case: Case) ->
 
 
 def test_turns_are_taken_only_as_slots_fall_free(tiny_config: PersonaPlexConfig, tiny_lm: Lm) -> None:
-    taken: list[int] = []
+    taken: list[str] = []
 
     def waiting() -> Iterator[Turn]:
         for turn in some_turns(tiny_config, [10] * 9):
-            taken.append(turn.key)
+            taken.append(turn.name)
             yield turn
 
     finished: list[Reply] = []
@@ -412,7 +415,7 @@ def test_turns_are_taken_only_as_slots_fall_free(tiny_config: PersonaPlexConfig,
 def test_frames_are_counted_as_they_are_done(tiny_config: PersonaPlexConfig, tiny_lm: Lm) -> None:
     turns, counted = some_turns(tiny_config, [10, 20, 5]), []
     list(generate(tiny_lm, turns, n_slots=2, sampling=GREEDY, on_frames=counted.append))
-    assert sum(counted) == sum(turn.n_steps for turn in turns)
+    assert sum(counted) == sum(turn.n_frames for turn in turns)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -432,6 +435,20 @@ def test_a_gpu_says_the_same_in_float32(case: Case) -> None:
     lm = load_lm(
         [case.folder / "model.safetensors"], case.config, dtype=torch.float32, device=torch.device("cuda")
     )
-    tokens = replies(lm, [case.turn("codes", 0), case.turn("pt", 1)], 3)
+    tokens = replies(lm, [case.turn("codes"), case.turn("pt")], 3)
     assert torch.equal(tokens[0][:, :-1], case.expected["tokens"][:9, 1:])
     assert torch.equal(tokens[1][:, :-1], case.expected["tokens_from_voice_pt"][:9, 1:])
+
+
+def test_what_is_kept_of_a_prompt_and_of_a_seat_is_no_view_of_more(
+    tiny_config: PersonaPlexConfig, tiny_lm: Lm
+) -> None:
+    (turn,) = some_turns(tiny_config, [40])
+    past = read_prompt(tiny_lm, turn.prompt)
+    for kept in (*past.keys, *past.values):
+        assert kept.untyped_storage().nbytes() == kept.nbytes
+    slots = slots_room.Slots(tiny_lm, 8, Draws.of(GREEDY, tiny_config))
+    slots.admit(iter([turn]))
+    list(slots.retire(slots.run(slots.next_block())))
+    (seat,) = slots.occupied
+    assert all(drawn.untyped_storage().nbytes() == drawn.nbytes for drawn in seat.drawn)

@@ -179,3 +179,19 @@ def test_of_a_stereo_voice_channel_0_speaks(tmp_path: Path, maker: PromptMaker) 
 def test_position_0_holds_nothing_yet() -> None:
     config = PersonaPlexConfig()
     assert initial_column(config).tolist() == [32000, *[2048] * 16]
+
+
+def test_a_voice_longer_than_the_window_is_refused(tmp_path: Path, maker: PromptMaker) -> None:
+    path = wav(tmp_path / "long.wav", np.random.default_rng(0).normal(0, 0.1, 64 * 1920))
+    with pytest.raises(SettingsError, match=r"long\.wav: too long for a voice: it takes 64 frames"):
+        maker.check([Persona(str(path), "")])
+
+
+def test_a_voice_with_tokens_that_the_model_lacks_is_refused(
+    tmp_path: Path, golden_config: PersonaPlexConfig
+) -> None:
+    good = torch.load(CHECKPOINT / "voices" / "VOICE0.pt", weights_only=True)
+    for cache in (good["cache"] + 60, good["cache"] - 100, good["cache"][:, :, :1]):
+        path = save(tmp_path / "v.pt", embeddings=good["embeddings"], cache=cache)
+        with pytest.raises(SettingsError, match="holds tokens that it does not have"):
+            load_voice(path, golden_config)

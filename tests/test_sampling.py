@@ -7,7 +7,7 @@ import torch
 from moshi.utils.sampling import sample_token
 
 from personaplex_cli.config.tree import PersonaPlexConfig
-from personaplex_cli.engine.sampling import Draw, Draws, Tape, exponential_noise, pick_token, settle
+from personaplex_cli.engine.sampling import Draw, Draws, Tape, exponential_noise, pick_token, settle, uniform
 from personaplex_cli.engine.turns import FREE
 from personaplex_cli.settings import Sampling
 
@@ -64,6 +64,15 @@ def test_noise_is_exponential_and_independent_between_tokens_and_draws() -> None
         assert (ranked - torch.linspace(0, 1, N, dtype=torch.float64)).abs().max() < 2 / N**0.5
     correlations = torch.corrcoef(torch.cat([noise, other], 1).T) - torch.eye(6)
     assert correlations.abs().max() < 5 / N**0.5
+
+
+def test_noise_is_never_0_nor_infinite() -> None:
+    """The extreme bit patterns, which no sample would hit: 0 would let the impossible win."""
+    extremes = uniform(torch.tensor([0, 1, 0x7FFFFE, 0x7FFFFF, -1, 1 << 23]))
+    assert extremes.dtype == torch.float32
+    assert ((extremes > 0) & (extremes < 1)).all()
+    assert len(set(extremes.tolist())) == 4
+    assert (-extremes.log() >= 5e-8).all()
 
 
 def test_neighbouring_keys_give_unrelated_noise() -> None:

@@ -99,6 +99,14 @@ def test_shards_give_the_same_model(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, held[name].float()) for name, tensor in lm.state_dict().items())
 
 
+def test_a_tensor_that_stands_in_two_shards_is_refused(tmp_path: Path) -> None:
+    held = load_file(EIGHT / "model.safetensors")
+    save_file(held, tmp_path / "a.safetensors")
+    save_file({"out_norm.alpha": held["out_norm.alpha"]}, tmp_path / "b.safetensors")
+    with pytest.raises(WeightsError, match="1 tensors stand in two of its files"):
+        load(tmp_path, load_config(EIGHT).config)
+
+
 def test_an_error_lists_every_missing_unexpected_and_misshapen_name(tmp_path: Path) -> None:
     config = load_config(EIGHT).config
     held = load_file(EIGHT / "model.safetensors")

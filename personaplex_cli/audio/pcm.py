@@ -9,6 +9,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import TypeAlias
 
@@ -38,12 +39,15 @@ FULL_SCALE = 1 << 15
 class Recording:
     """One audio file, read in blocks. The counts grow as it is read.
 
-    channel: an index from 0, or "mix" for the mean of all.
+    channel: an index from 0, or "mix" for the mean of all. n_before, n_after: silence to put beside it, in
+    samples at `sample_rate`.
     """
 
     path: Path
     sample_rate: int
     channel: str = "0"
+    n_before: int = 0
+    n_after: int = 0
     source_sample_rate: int = 0
     n_source_samples: int = 0
     n_clipped: int = 0
@@ -51,7 +55,12 @@ class Recording:
 
     @property
     def n_samples(self) -> int:
-        """Samples of the recording at `sample_rate`; known when it has been read."""
+        """Samples at `sample_rate`, silence included; known when it has been read."""
+        return self.n_before + self.n_resampled + self.n_after
+
+    @property
+    def n_resampled(self) -> int:
+        """Samples of the recording itself at `sample_rate`."""
         return round_half_up(self.n_source_samples * self.sample_rate, self.source_sample_rate)
 
     def blocks(self) -> Iterator[Pcm]:
@@ -61,9 +70,13 @@ class Recording:
             promised = audio.frames
             if cut_off := CUT_OFF.search(audio.extra_info):
                 self.warnings.append("truncated: {1} of {0} bytes are there".format(*cut_off.groups()))
+            if self.n_before:
+                yield np.zeros(self.n_before, np.float32)
             yield from resample(self.source_blocks(audio), audio.samplerate, self.sample_rate)
-        if not self.n_source_samples:
-            raise AudioError(f"{self.path}: no audio: the file holds 0 samples")
+            if self.n_after:
+                yield np.zeros(self.n_after, np.float32)
+        if not self.n_resampled:
+            raise AudioError(f"{self.path}: no audio: the file holds {self.n_source_samples} samples")
         if promised > self.n_source_samples and promised < 1 << 62:
             self.warnings.append(f"truncated: {self.n_source_samples} of {promised} samples are there")
 
@@ -179,8 +192,11 @@ def seconds_of(path: Path) -> float:
 
 
 def side_by_side(left: Iterable[Pcm], right: Iterable[Pcm]) -> Iterator[Pcm]:
-    """Two mono streams in equal blocks -> stereo blocks [T, 2]"""
-    for one, other in zip(left, right, strict=True):
+    """Two mono streams in equal blocks -> stereo blocks [T, 2]. AudioError where they are not equal."""
+    nothing: Pcm = np.zeros(0, np.float32)
+    for one, other in zip_longest(left, right, fillvalue=nothing):
+        if len(one) != len(other):
+            raise AudioError("the recording has changed since it was read; run again")
         yield np.stack([one, other], axis=1)
 
 
@@ -192,8 +208,9 @@ def fit(blocks: Iterable[Pcm], n_samples: int) -> Iterator[Pcm]:
 
 
 def write_wav(path: Path, blocks: Iterable[Pcm], sample_rate: int, n_channels: int = 1) -> int:
-    """Write blocks [T] or [T, channels] as PCM_16, clamped to full scale. -> how many samples were clamped
+    """Write blocks [T] or [T, channels] as PCM_16, clamped to full scale.
 
+    Gives back how many samples of the last channel, the reply's, were clamped.
     Raises OSError when the disk takes no more, which libsndfile reports as an error of its own.
     """
     n_clamped = 0
@@ -201,7 +218,7 @@ def write_wav(path: Path, blocks: Iterable[Pcm], sample_rate: int, n_channels: i
         name = os.fsencode(path)
         with soundfile.SoundFile(name, "w", sample_rate, n_channels, "PCM_16", format="WAV") as wav:
             for block in blocks:
-                n_clamped += int(np.count_nonzero(np.abs(block) > 1.0))
+                n_clamped += int(np.count_nonzero(np.abs(block[..., -1] if block.ndim > 1 else block) > 1.0))
                 # Rounded by us: libsndfile cuts off, half a step below the truth on average.
                 steps = np.rint(block * FULL_SCALE).clip(-FULL_SCALE, FULL_SCALE - 1)
                 wav.write(steps.astype(np.int16))

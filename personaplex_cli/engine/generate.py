@@ -34,5 +34,5 @@ def generate(
             return
         block = slots.next_block()
         drawn = slots.run(block)
-        on_frames(drawn.shape[0] * len(slots.occupied))
+        on_frames(sum(seat.frames_in(drawn.shape[0]) for seat in slots.occupied))
         yield from slots.retire(drawn)

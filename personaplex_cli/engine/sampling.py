@@ -81,9 +81,12 @@ def exponential_noise(keys: Tensor, ids: Tensor) -> Tensor:
     mixed = keys[:, None] + (ids + 1) * -0x61C8864680B583EB
     mixed = (mixed ^ ((mixed >> 30) & ((1 << 34) - 1))) * -0x40A7B892E31B1A47
     mixed = (mixed ^ ((mixed >> 27) & ((1 << 37) - 1))) * -0x6B2FB644ECCEEE15
-    mixed = mixed ^ ((mixed >> 31) & ((1 << 33) - 1))
-    uniform = ((mixed & 0xFFFFFF).float() + 0.5) / (1 << 24)
-    return -uniform.log()
+    return -uniform(mixed ^ ((mixed >> 31) & ((1 << 33) - 1))).log()
+
+
+def uniform(bits: Tensor) -> Tensor:
+    """The lowest 23 bits as a number between 0 and 1, neither included, exact in float32. int64 -> float32"""
+    return ((bits & 0x7FFFFF).float() + 0.5) / (1 << 23)
 
 
 def pick_token(logits: Tensor, keys: Tensor, draw: Draw) -> Tensor:

@@ -41,6 +41,10 @@ class Seat:
         """Live steps to go."""
         return self.turn.n_steps - self.n_done
 
+    def frames_in(self, n_steps: int) -> int:
+        """Frames that the next steps finish: the last step only brings the last frame's delayed codes."""
+        return min(n_steps, self.turn.n_frames - self.n_done)
+
     @property
     def position(self) -> int:
         """Of the column that the next step reads."""
@@ -57,10 +61,10 @@ class PromptCache:
     def past_of(self, prompt: Prompt) -> KeysAndValues:
         """[1, H, P - 1, D] a layer."""
         if prompt not in self.kept:
+            if len(self.kept) == PROMPTS_KEPT:
+                self.kept.popitem(last=False)
             self.kept[prompt] = read_prompt(self.lm, prompt)
         self.kept.move_to_end(prompt)
-        if len(self.kept) > PROMPTS_KEPT:
-            self.kept.popitem(last=False)
         return self.kept[prompt]
 
 
@@ -136,7 +140,8 @@ class Slots:
         for slot, seat in enumerate(self.seats):
             if seat is None:
                 continue
-            seat.drawn.append(drawn[:, slot])
+            # A copy: a view would keep the tokens of all slots alive.
+            seat.drawn.append(drawn[:, slot].clone())
             seat.n_done += drawn.shape[0]
             if not seat.n_left:
                 self.seats[slot] = None

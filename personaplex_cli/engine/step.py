@@ -32,9 +32,7 @@ class Block:
 
     def to(self, device: torch.device) -> Block:
         """Host to device, once a block."""
-        forced, positions, keys = (
-            table.to(device, non_blocking=True) for table in (self.forced, self.positions, self.keys)
-        )
+        forced, positions, keys = (table.to(device) for table in (self.forced, self.positions, self.keys))
         return Block(forced, positions, keys, self.n_visible)
 
 

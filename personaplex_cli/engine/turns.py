@@ -32,12 +32,11 @@ class Prompt:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """A prompt and what the user says after it.
+    """A prompt and what the user says after it. Equal only to itself, so that it can be a key.
 
     live [17, F + 1 + max delay]: tokens by position, from P - 1, the last position that the prompt fills.
     """
 
-    key: int
     name: str
     seed: int
     prompt: Prompt
@@ -108,22 +107,15 @@ def user_codes(turn: Turn, config: PersonaPlexConfig) -> Tensor:
 
 
 def lay_out(
-    prompt: Prompt,
-    user_codes: Tensor,
-    config: PersonaPlexConfig,
-    *,
-    key: int = 0,
-    name: str = "",
-    seed: int = 0,
+    prompt: Prompt, user_codes: Tensor, config: PersonaPlexConfig, *, name: str = "", seed: int = 0
 ) -> Turn:
     """Put the user's codes behind a prompt. user_codes [8, F]"""
     n_frames, overhang = user_codes.shape[1], max(config.delays)
     live = torch.full((config.n_streams, n_frames + 1 + overhang), FREE)
     live[:, : 1 + overhang] = prompt.forced[:, prompt.n_frames - 1 :]
-    # Nobody hears what the user says past the end, but the table must hold tokens there.
-    live[config.user, 1 + overhang :] = config.audio_initial
     for row, stream in enumerate(range(*config.user.indices(config.n_streams))):
         begin = 1 + config.delays[stream]
         live[stream, begin : begin + n_frames] = user_codes[row]
+        # Nobody hears what the user says past the end, but the table must hold tokens there.
         live[stream, begin + n_frames :] = config.audio_initial
-    return Turn(key, name, seed, prompt, live)
+    return Turn(name, seed, prompt, live)

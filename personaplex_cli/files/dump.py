@@ -148,8 +148,7 @@ def _layout_faults(handle: Any) -> Iterator[str]:
 
 def _range_faults(dump: TokenDump) -> Iterator[str]:
     try:
-        # The size itself is allowed: on the stream timeline it marks frames before a stream begins.
-        largest = int(dump.metadata.get("audio_vocab_size", np.iinfo(np.int16).max))
+        largest = int(dump.metadata.get("audio_vocab_size", np.iinfo(np.int16).max + 1)) - 1
     except ValueError:
         yield f"audio_vocab_size {dump.metadata['audio_vocab_size']!r} is not a number"
         return

@@ -21,8 +21,8 @@ class OnDisk:
         self._copy: IO[bytes] | None = None
         mode = mode_of(source)
         if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISSOCK(mode):
-            self._copy = tempfile.NamedTemporaryFile(prefix="personaplex-", suffix=source.suffix)  # noqa: SIM115
             try:
+                self._copy = tempfile.NamedTemporaryFile(prefix="personaplex-", suffix=source.suffix)  # noqa: SIM115
                 with source.open("rb") as pipe:
                     shutil.copyfileobj(pipe, self._copy)
                 self._copy.flush()

@@ -71,8 +71,8 @@ class DepformerLayer(nn.Module):
 
     def forward(self, x: Tensor, step: int, memory: InnerMemory, layer: int) -> Tensor:
         """[B, D] -> [B, D]"""
-        x = x + self.self_attn(self.norm1(x[:, None])[:, 0], step, memory, layer)
-        out: Tensor = x + self.gating[step](self.norm2(x[:, None])[:, 0])
+        x = x + self.self_attn(self.norm1(x), step, memory, layer)
+        out: Tensor = x + self.gating[step](self.norm2(x))
         return out
 
 

@@ -14,6 +14,16 @@ from personaplex_cli.errors import SettingsError
 from personaplex_cli.settings import DeviceName, DtypeName
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CGROUPS = [
+    ("/sys/fs/cgroup", "memory.max", "memory.current", ("active_file", "inactive_file")),
+    (
+        "/sys/fs/cgroup/memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_active_file", "total_inactive_file"),
+    ),
+]
+"""Control groups, versions 2 and 1: folder, limit, use, and what of it is page cache, given back freely."""
 LARGE_MODEL = 1_000_000_000
 """Parameters from which `auto` means bfloat16 on a CPU: there the memory is the bottleneck."""
 
@@ -51,11 +61,10 @@ def free_on_host() -> Iterator[int]:
     except (OSError, KeyError, ValueError):
         # No such report (macOS): half of what is built in.
         yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
+    for folder, limit, used, cached in CGROUPS:
         try:
-            yield max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
-        except (OSError, ValueError):
+            report = dict(line.split() for line in (Path(folder) / "memory.stat").read_text().splitlines())
+            taken = int((Path(folder) / used).read_text()) - sum(int(report[name]) for name in cached)
+            yield max(0, int((Path(folder) / limit).read_text()) - taken)
+        except (OSError, ValueError, KeyError):
             continue

@@ -52,11 +52,11 @@ class KVRing:
 
     def grow(self, n_columns: int) -> None:
         """Make room for `n_columns`; only before any slot has wrapped."""
-        more = n_columns - self.n_columns
         # Layer by layer, so that no more than one layer is in memory twice.
         for layers in (self.keys, self.values):
             for index, old in enumerate(layers):
-                layers[index] = F.pad(old, (0, 0, 0, more))
+                layers[index] = old.new_zeros(*old.shape[:2], n_columns, old.shape[3])
+                layers[index][:, :, : old.shape[2]] = old
 
     def place(self, slot: int, past: KeysAndValues) -> None:
         """Begin a slot with a prompt's keys and values, [1, H, P, D] a layer."""
@@ -79,14 +79,14 @@ class KeysAndValues:
         """Causal attention, layer after layer. [B, H, T, D] three times -> [B, H, T, D]"""
         assert layer == len(self.keys)
         self.keys.append(key)
-        self.values.append(value)
+        # A copy: the view would keep the queries alive too.
+        self.values.append(value.clone())
         n_read = query.shape[2]
         if n_read <= self.n_visible:
             return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        age = torch.arange(n_read, device=query.device)[:, None] - torch.arange(n_read, device=query.device)
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=(age >= 0) & (age < self.n_visible)
-        )
+        every = torch.ones(n_read, n_read, dtype=torch.bool, device=query.device)
+        visible = every.tril().triu(1 - self.n_visible)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=visible)
 
 
 class RingStep:

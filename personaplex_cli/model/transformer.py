@@ -29,10 +29,10 @@ class RMSNorm(nn.Module):
         self.alpha = nn.Parameter(torch.ones(1, 1, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, D] -> [B, T, D]"""
+        """[..., D] -> [..., D]"""
         x32 = x.float()
         scale = torch.rsqrt(x32.square().mean(dim=-1, keepdim=True) + self.eps)
-        return (x32 * (self.alpha.float() * scale)).to(x.dtype)
+        return (x32 * (self.alpha[0, 0].float() * scale)).to(x.dtype)
 
 
 class Gating(nn.Module):

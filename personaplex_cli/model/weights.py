@@ -37,6 +37,10 @@ def load_lm(
     with ExitStack() as stack:
         files = [stack.enter_context(open_shard(shard)) for shard in shards]
         where = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (not a dict)
+        if (n_named := sum(len(file.keys()) for file in files)) > len(where):
+            raise WeightsError(
+                f"{shards[0].parent}: {n_named - len(where)} tensors stand in two of its files"
+            )
         check_layout(
             {name: tuple(file.get_slice(name).get_shape()) for name, file in where.items()}, config, shards
         )
