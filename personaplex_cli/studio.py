@@ -65,23 +65,23 @@ class Studio:
         """The batch size for jobs of up to `n_positions` frames, prompt included, and the reckoning."""
         n_active = self.config.depformer_config.num_active_codebooks
         weights = weight_bytes(self.config, self.dtype_name, n_active)
-        frame = kv_bytes_per_frame(self.config, self.dtype_name)
-        slot = frame * columns_for(n_positions, self.config)
+        slot = kv_bytes_per_frame(self.config, self.dtype_name) * columns_for(n_positions, self.config)
         free = free_bytes(self.device)
         room = int((free * MEMORY_SHARE - weights - CODEC_BYTES) // slot)
         if room < 1:
             raise SettingsError(
-                f"not enough memory: the weights take {gib(weights)}, one slot of {n_positions} frames "
-                f"{gib(slot)}, and {gib(free)} are free; use --dtype bfloat16, shorter recordings, a larger "
-                "machine, or name a --batch-size to try all the same"
+                f"not enough memory: the weights take {shown(weights)}, one slot of {n_positions} frames "
+                f"{shown(slot)}, and {shown(free)} are free; use --dtype bfloat16, shorter recordings, "
+                "a larger machine, or name a --batch-size to try all the same"
             )
         n_slots = min(room, n_jobs, MOST_SLOTS[self.device.type])
         return n_slots, (
-            f"batch size {n_slots} ({self.device.type}, {self.dtype_name}): weights {gib(weights)} + "
-            f"{n_slots} x {gib(slot)} keys and values + codec, {gib(free)} free"
+            f"batch size {n_slots} ({self.device.type}, {self.dtype_name}): weights {shown(weights)} + "
+            f"{n_slots} x {shown(slot)} keys and values + codec, {shown(free)} free"
         )
 
 
-def gib(n_bytes: int) -> str:
+def shown(n_bytes: int) -> str:
     """A size for people."""
-    return f"{n_bytes / 2**30:.2f} GiB"
+    unit, size = ("GiB", 2**30) if n_bytes >= 2**30 else ("MiB", 2**20)
+    return f"{n_bytes / size:.2f} {unit}"

@@ -116,7 +116,7 @@ def test_as_many_slots_are_taken_as_the_memory_holds(monkeypatch: pytest.MonkeyP
     studio = studio_with(monkeypatch, bytes_for(studio, n_slots, n_columns=63))
     chosen, reckoning = studio.slots_that_fit(1000, n_positions=5000)
     assert chosen == n_slots
-    assert reckoning.startswith(f"batch size {n_slots} (cpu, float32): weights 0.00 GiB + {n_slots} x ")
+    assert reckoning.startswith(f"batch size {n_slots} (cpu, float32): weights 1.70 MiB + {n_slots} x ")
 
 
 def test_no_more_slots_are_taken_than_there_are_jobs_or_than_pay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_too_little_memory_for_one_slot_is_refused_with_the_reckoning(
     with pytest.raises(SettingsError) as caught:
         studio.slots_that_fit(1, 100)
     message = caught.value.message
-    assert message.startswith("not enough memory: the weights take 0.00 GiB, one slot of 100 frames 0.00 GiB")
+    assert message.startswith("not enough memory: the weights take 1.70 MiB, one slot of 100 frames")
     assert "1.00 GiB are free" in message
     assert "--batch-size" in message
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,34 @@ def test_weights_of_the_right_dtype_stay_memory_mapped(tmp_path: Path) -> None:
     assert size > 150e6
     assert anonymous_bytes() - before < 0.1 * size
     assert loaded.dtype == torch.float32
+
+
+def test_the_full_size_checkpoint_loads_without_a_copy(tmp_path: Path) -> None:
+    """16.7 GB in the published layout as a file of holes: names, shapes, step sets and mapping are real."""
+    config = PersonaPlexConfig()
+    path = hollow_checkpoint(tmp_path / "model.safetensors", expected_tensors(config))
+    assert path.stat().st_size > 16.7e9
+    before = anonymous_bytes()
+    lm = load_lm([path], config, dtype=torch.bfloat16, device=CPU)
+    assert anonymous_bytes() - before < 0.2e9
+    assert shapes(lm) == expected_tensors(config, 8)
+    assert sum(weight.numel() for weight in lm.parameters()) == 7_687_729_152
+
+
+def hollow_checkpoint(path: Path, layout: dict[str, tuple[int, ...]]) -> Path:
+    """A safetensors file whose tensors are all zero and take no room on the disk."""
+    header, end = {}, 0
+    for name, shape in layout.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    if path.stat().st_blocks * 512 > 1e9:
+        pytest.skip("this file system has no sparse files")
+    return path
 
 
 def anonymous_bytes() -> int:

@@ -63,10 +63,9 @@ def open_shard(shard: Path) -> Any:
 
 
 def read_rows(file: Any, name: str, n_rows: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The first rows of a tensor: the step sets that are stacked behind them stay on the disk."""
-    whole = file.get_slice(name).get_shape()[0] == n_rows
-    tensor: Tensor = file.get_tensor(name) if whole else file.get_slice(name)[:n_rows]
-    return tensor.to(device=device, dtype=dtype)
+    """The first rows of a tensor. It is mapped, not read: step sets that are stacked behind stay on the disk."""
+    tensor: Tensor = file.get_tensor(name)
+    return tensor[:n_rows].to(device=device, dtype=dtype)
 
 
 def check_layout(
