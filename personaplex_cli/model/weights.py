@@ -63,7 +63,7 @@ def open_shard(shard: Path) -> Any:
 
 
 def read_rows(file: Any, name: str, n_rows: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The first rows of a tensor. It is mapped, not read: step sets that are stacked behind stay on the disk."""
+    """The first rows of a tensor. It is mapped, not read: step sets stacked behind them stay on the disk."""
     tensor: Tensor = file.get_tensor(name)
     return tensor[:n_rows].to(device=device, dtype=dtype)
 
