@@ -56,6 +56,15 @@ def real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """What a path leads to, whatever its name: device and inode. None where nothing can be seen."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def mode_of(path: Path) -> int:
     """What a path leads to, as `st_mode`; 0 where nothing can be seen, whatever the reason."""
     try:

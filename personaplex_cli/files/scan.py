@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from personaplex_cli.files.names import DUMP, WAV, mode_of, real, shown
+from personaplex_cli.files.names import DUMP, WAV, identity_of, mode_of, real, shown
 
 AUDIO_SUFFIXES = frozenset(
     {".wav", ".wave", ".bwf", ".rf64", ".w64", ".flac", ".ogg", ".oga", ".opus", ".mp3"}
@@ -45,13 +45,13 @@ class _Walk:
         self.root = root
         self.scan = Scan()
         self._seen: set[tuple[int, int]] = set()
-        self._out = _identity(out)
+        self._out = identity_of(out)
         self._has_outputs = real(out).is_relative_to(real(root))
 
     def visit(self, prefix: str) -> Iterator[tuple[str, bool]]:
         """Keep the recordings of one folder; give its subfolders, and whether they are links."""
         folder = self.root / prefix
-        identity = _identity(folder)
+        identity = identity_of(folder)
         if identity is not None and (identity in self._seen or (prefix and identity == self._out)):
             return
         if identity is not None:
@@ -80,11 +80,3 @@ class _Walk:
             self.scan.n_own += 1
         else:
             self.scan.names.append(name)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from personaplex_cli.files.names import RUN_LOG, mode_of, real, sameness, shown
+from personaplex_cli.files.names import RUN_LOG, identity_of, mode_of, real, sameness, shown
 
 if TYPE_CHECKING:
     from personaplex_cli.files.jobs import Job
@@ -71,15 +71,7 @@ def _overwritten(jobs: Sequence[Job], out: Path, lists: Iterable[Path], spot: _S
     voices = {Path(job.persona.voice) for job in jobs if job.persona.voice}
     inputs = [*(job.source for job in jobs), *lists, *(voice for voice in voices if mode_of(voice))]
     spots = {spot(path) for path in inputs}
-    identities = {identity for path in inputs if (identity := _identity(path))}
+    identities = {identity for path in inputs if (identity := identity_of(path))}
     for path in (*(path for job in jobs for path in job.outputs), out / RUN_LOG):
-        if spot(path) in spots or _identity(path) in identities:
+        if spot(path) in spots or identity_of(path) in identities:
             yield f"{shown(path)}: an input would be overwritten; choose another output folder"
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
