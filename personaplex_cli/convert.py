@@ -69,10 +69,12 @@ def convert(plan: Plan, checkpoint: Checkpoint, choices: Choices, window: Window
     studio = Studio(checkpoint, choices.device)
     facts = Facts(studio, choices)
     jobs = sort_out(plan.jobs, facts.fingerprint_of, overwrite=choices.overwrite)
-    queue = Queue.of(jobs.todo, studio)
+    queue = Queue.of(jobs.todo, studio, choices.pad_start_seconds + choices.pad_end_seconds)
     n_slots = batch_size(queue, len(plan.jobs), studio, choices, window) if jobs.todo else 0
     for job in jobs.todo:
         facts.voice(job.persona.voice)
+    if jobs.todo:
+        studio.load()
     sweep_partials(plan.outputs)
     with RunLog(plan.run_log) as log:
         run = Run(studio, choices, facts, log, window)
@@ -93,7 +95,7 @@ class Queue:
     longest_prompt: int
 
     @classmethod
-    def of(cls, jobs: Sequence[Job], studio: Studio) -> Queue:
+    def of(cls, jobs: Sequence[Job], studio: Studio, padding_seconds: float = 0.0) -> Queue:
         """Long recordings first, so that slots finish close together; of those about equal, by persona, so
         that its memory is made once. Refuses personas that cannot be used."""
         if not jobs:
@@ -101,7 +103,8 @@ class Queue:
         personas = list(dict.fromkeys(job.persona for job in jobs))
         studio.prompts.check(personas)
         rank = {persona: index for index, persona in enumerate(personas)}
-        frames = {job: frames_of(studio.config, seconds_of(job.source)) for job in jobs}
+        seconds = {job: seconds_of(job.source) + padding_seconds for job in jobs}
+        frames = {job: frames_of(studio.config, seconds[job]) for job in jobs}
         ordered = sorted(
             jobs, key=lambda job: (-(frames[job] // FRAMES_ALIKE), rank[job.persona], -frames[job])
         )

@@ -56,6 +56,10 @@ class Studio:
             self.checkpoint.weights, self.config, dtype=DTYPES[self.dtype_name], device=self.device
         )
 
+    def load(self) -> None:
+        """Load the language model now: what is wrong with it is known before any output is touched."""
+        assert self.lm.config is self.config
+
     @property
     def n_codec_rows(self) -> int:
         """Recordings to encode side by side."""

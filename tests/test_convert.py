@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from personaplex_cli import convert as corridor
 from personaplex_cli import studio as studio_module
@@ -518,6 +518,18 @@ def broken_model(folder: Path) -> Path:
     config["temporal_config"]["num_hidden_layers"] = 2
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_output_folder_alone(
+    recordings: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(GOLDEN / "checkpoint", tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    del weights["out_norm.alpha"]
+    save_file(weights, model / "model.safetensors")
+    options = ("--model", model, "--voice-prompt", "none", "--text-prompt", "")
+    assert "missing: out_norm.alpha" in fails(recordings, tmp_path / "out", *options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_wrong_with_the_plan_or_a_persona_is_said_before_the_model_is_loaded(
