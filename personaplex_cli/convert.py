@@ -226,7 +226,7 @@ class Run:
     def write_wav(self, underway: Underway, codes: Tensor) -> int:
         """Decode codes [8, F] into the reply's WAV, as long as the recording. -> clamped samples"""
         codec, n_samples = self.studio.codec, underway.recording.n_samples
-        blocks: Iterable[Pcm] = (rows[0] for rows in codec.decode([codes]))
+        blocks: Iterable[Pcm] = codec.decode_one(codes)
         if self.choices.stereo:
             if sha256_of(underway.job, underway.source) != underway.sha256:
                 raise JobError(f"{underway.job.source}: has changed since it was read; run again")

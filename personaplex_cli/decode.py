@@ -51,7 +51,7 @@ def dump_faults(path: Path, checkpoint: Checkpoint) -> list[str]:
     mimi, n_frames = checkpoint.config.mimi_config, dump.agent.shape[1]
     written = dump.metadata.get("n_samples", "")
     n_samples = int(written) if written.isascii() and written.isdigit() else 0
-    if not 0 <= n_frames * mimi.samples_per_frame - n_samples < mimi.samples_per_frame:
+    if not n_samples or not 0 <= n_frames * mimi.samples_per_frame - n_samples < mimi.samples_per_frame:
         return [f"{path}: its n_samples, {written or 'absent'}, do not fit its {n_frames} frames"]
     if dump.agent.max() >= mimi.card:
         return [f"{path}: holds code {dump.agent.max()}, and the codec has {mimi.card}"]
@@ -62,6 +62,6 @@ def decode_dump(dump: TokenDump, target: Path, studio: Studio) -> Path:
     """One dump's WAV."""
     codes = torch.from_numpy(dump.agent.astype(np.int64))
     with finished_file(target) as partial:
-        blocks = (rows[0] for rows in studio.codec.decode([codes]))
-        write_wav(partial, fit(blocks, int(dump.metadata["n_samples"])), studio.config.sample_rate)
+        blocks = fit(studio.codec.decode_one(codes), int(dump.metadata["n_samples"]))
+        write_wav(partial, blocks, studio.config.sample_rate)
     return target

@@ -23,6 +23,11 @@ class Facts:
         self.studio, self.choices = studio, choices
         self.config_hash = config_hash(studio.config)
         self.sampling = {"greedy": True} if choices.sampling.greedy else asdict(choices.sampling)
+        self.versions = {
+            "personaplex_cli": __version__,
+            "torch": version("torch"),
+            "moshi": version("moshi"),
+        }
         self.voices: dict[str | None, tuple[str | None, str | None]] = {}
 
     def fingerprint_of(self, job: Job) -> str:
@@ -79,7 +84,7 @@ class Facts:
             dtype=self.studio.dtype_name,
             device=self.studio.device.type,
             fingerprint=self.fingerprint(job, source_sha256),
-            versions={"personaplex_cli": __version__, "torch": version("torch"), "moshi": version("moshi")},
+            versions=self.versions,
             audio_vocab_size=config.audio_vocab_size,
             extra={"channel": job.channel or self.choices.channel, "warnings": recording.warnings},
         )

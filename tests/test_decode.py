@@ -102,11 +102,13 @@ def test_a_dump_whose_record_does_not_fit_its_tokens_is_refused_before_anything_
             whole, agent=whole.agent + np.int16(200), metadata={**record, "audio_vocab_size": "999"}
         ),
     }
+    nothing = replace(whole, text=whole.text[:0], agent=whole.agent[:, :0], user=whole.user[:, :0])
+    spoilt["empty"] = replace(nothing, metadata={**record, "n_samples": "0"})
     for name, dump in spoilt.items():
         write_dump(tmp_path / f"{name}{DUMP}", dump)
     dumps = [replies / f"000{DUMP}", *(tmp_path / f"{name}{DUMP}" for name in spoilt)]
     said = refused(*dumps, tmp_path / "out")
-    assert said.count("do not fit its") == 3
+    assert said.count("do not fit its") == 4
     assert "and the codec has 256" in said
     assert not (tmp_path / "out").exists()
 

@@ -70,6 +70,10 @@ class Codec:
                 left = [max(0, n - begin) * self.samples_per_frame for n in n_frames]
                 yield [row_pcm[: left[row]].numpy() for row, row_pcm in enumerate(pcm)]
 
+    def decode_one(self, codes: Tensor) -> Iterator[Pcm]:
+        """One row's codes [8, F] -> PCM [T], chunk after chunk."""
+        return (pcm for (pcm,) in self.decode([codes]))
+
 
 class Encoder(ExitStack):
     """One pass of encoding: moshi's convolutions in streaming mode, the transformer's past beside them."""
