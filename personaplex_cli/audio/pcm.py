@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import shutil
+import stat
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -19,14 +22,41 @@ import pyloudnorm
 import soundfile
 import soxr
 
+from personaplex_cli.audio.formats import HEAD_BYTES, unreadable
+from personaplex_cli.audio.headers import Header, View, read_header
+from personaplex_cli.audio.quiet import quiet
 from personaplex_cli.errors import AudioError
 
 Pcm: TypeAlias = npt.NDArray[np.float32]
 """Mono samples, full scale is +-1. [T]"""
+Block: TypeAlias = npt.NDArray[np.float32]
+"""The same of all channels. [T, channels]"""
 
 READ_SECONDS = 10
-CUT_OFF = re.compile(r"^\s*(?:data|SSND|riff|Riff size)\s*: (\d+) \(should be (\d+)\)", re.MULTILINE)
-"""How libsndfile's log tells that a header promises more bytes than there are; its frame count does not."""
+BLOCK_SAMPLES = 1 << 22
+"""Of all channels in one block, 16 MiB: a header's rate and channels shall not decide our memory."""
+LOWEST_RATE, HIGHEST_RATE = 1000, 768_000
+"""Hz. No recorder is slower or faster; a resampler for such a step would take memory without end."""
+HIGHEST_PEAK = 32.0
+"""30 dB over full scale: no float audio goes there, and of integers stored as floats only near silence stays
+below."""
+INTEGER_SCALES = (1 << 15, 1 << 23, 1 << 31)
+MOST_SAMPLES_PER_BYTE = 5000
+"""FLAC's silence, the densest there is, holds 65,535 samples in 14 bytes. A header that says more lies."""
+NO_FRAME_COUNT = 1 << 62
+"""libsndfile's frames where it does not know them are more."""
+BYTES_PER_SAMPLE = {"PCM_S8": 1, "PCM_U8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "FLOAT": 4, "DOUBLE": 8}
+FAULTS_IN_LOG = {
+    re.compile(r"Last page lacks an end-of-stream bit"): "truncated: the stream's end is missing",
+    re.compile(r"Corrupted bitstream|reports a hole"): "damaged: parts cannot be decoded and are left out",
+}
+"""What libsndfile says of Ogg in its log only, and what it means."""
+PLAIN_WORDS = {
+    "Internal error : SF_INFO struct incomplete.": "its header gives no usable sample rate or encoding",
+    "Unspecified internal error.": "its header is broken",
+    "File does not exist or is not a regular file (possibly a pipe?).": "broken MPEG audio",
+}
+"""libsndfile's words that help nobody."""
 VOICE_LUFS = -24.0
 """What the reference brings a voice sample to (BS.1770)."""
 SHORTEST_VOICE_SECONDS = 0.4
@@ -40,7 +70,8 @@ class Recording:
     """One audio file, read in blocks. The counts grow as it is read.
 
     channel: an index from 0, or "mix" for the mean of all. n_before, n_after: silence to put beside it, in
-    samples at `sample_rate`.
+    samples at `sample_rate`. fix_nonfinite: NaN and infinite samples become 0 instead of an error.
+    longest_seconds: what is longer is refused.
     """
 
     path: Path
@@ -48,9 +79,12 @@ class Recording:
     channel: str = "0"
     n_before: int = 0
     n_after: int = 0
+    fix_nonfinite: bool = False
+    longest_seconds: float = math.inf
     source_sample_rate: int = 0
     n_source_samples: int = 0
     n_clipped: int = 0
+    n_nonfinite: int = 0
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -63,62 +97,219 @@ class Recording:
         """Samples of the recording itself at `sample_rate`."""
         return round_half_up(self.n_source_samples * self.sample_rate, self.source_sample_rate)
 
+    def promised_seconds(self) -> float:
+        """What the header promises; 0 where it promises nothing that can be true, and for a pipe, unopened.
+
+        Raises AudioError for all that the header shows.
+        """
+        if is_read_once(self.path):
+            return 0.0
+        with open_audio(self.path) as opened:
+            self.check(opened)
+            return opened.promised_seconds
+
     def blocks(self) -> Iterator[Pcm]:
         """Mono blocks at `sample_rate`. Raises AudioError for what cannot be used."""
-        with open_audio(self.path) as audio:
+        with open_audio(self.path) as opened:
+            self.check(opened)
+            audio = opened.audio
             self.source_sample_rate = audio.samplerate
-            promised = audio.frames
-            if cut_off := CUT_OFF.search(audio.extra_info):
-                self.warnings.append("truncated: {1} of {0} bytes are there".format(*cut_off.groups()))
+            self.warnings += opened.remarks
             if self.n_before:
                 yield np.zeros(self.n_before, np.float32)
             yield from resample(self.source_blocks(audio), audio.samplerate, self.sample_rate)
             if self.n_after:
                 yield np.zeros(self.n_after, np.float32)
+            self.warnings += self.faults(audio)
         if not self.n_resampled:
             raise AudioError(f"{self.path}: no audio: the file holds {self.n_source_samples} samples")
-        if promised > self.n_source_samples and promised < 1 << 62:
-            self.warnings.append(f"truncated: {self.n_source_samples} of {promised} samples are there")
 
-    def source_blocks(self, audio: soundfile.SoundFile) -> Iterator[Pcm]:
+    def check(self, opened: Opened) -> None:
+        """Refuse what the header shows to be of no use, before a sample is read."""
+        audio = opened.audio
+        if not LOWEST_RATE <= audio.samplerate <= HIGHEST_RATE:
+            raise AudioError(
+                f"{self.path}: a sample rate of {audio.samplerate} Hz cannot be right; "
+                f"{LOWEST_RATE} to {HIGHEST_RATE} Hz can be read"
+            )
+        if self.channel != "mix" and not int(self.channel) < audio.channels:
+            raise AudioError(
+                f"{self.path}: has no channel {self.channel}; it has {audio.channels}, counted from 0"
+            )
+        if opened.promised_seconds > self.longest_seconds:
+            raise AudioError(
+                f"{self.path}: is {opened.promised_seconds:.1f} s long, "
+                f"more than --max-duration {self.longest_seconds:g} s"
+            )
+
+    def source_blocks(self, audio: Stream) -> Iterator[Pcm]:
         """Mono blocks at the file's own rate, checked."""
-        pick = channel_picker(self.channel, audio.channels, self.path)
-        while True:
-            try:
-                block = audio.read(READ_SECONDS * audio.samplerate, dtype="float32", always_2d=True)
-            except (soundfile.LibsndfileError, RuntimeError) as error:
-                raise AudioError(f"{self.path}: cannot be decoded: {error}") from error
+        n_frames = min(READ_SECONDS * audio.samplerate, BLOCK_SAMPLES // audio.channels)
+        whole = True
+        while whole:
+            block, whole = self.read(audio, n_frames)
             if not len(block):
                 return
-            mono = pick(block)
-            if not np.isfinite(mono).all():
-                raise AudioError(f"{self.path}: holds NaN or infinite samples; repair the file")
+            mono = self.heard(block, is_float=audio.subtype in ("FLOAT", "DOUBLE"))
             self.n_source_samples += len(mono)
-            self.n_clipped += int(np.count_nonzero(np.abs(mono) > 1.0))
+            if self.n_source_samples > self.longest_seconds * audio.samplerate:
+                raise AudioError(f"{self.path}: is longer than --max-duration {self.longest_seconds:g} s")
             yield mono
 
+    def read(self, audio: Stream, n_frames: int) -> tuple[Block, bool]:
+        """The next frames, and whether nothing was in their way: what was decoded before a fault is used."""
+        block = np.empty((n_frames, audio.channels), np.float32)
+        try:
+            with quiet() if audio.subtype.startswith("MPEG") else nullcontext():
+                return audio.read(out=block), True
+        except (soundfile.LibsndfileError, RuntimeError) as error:
+            n_decoded = audio.tell() - self.n_source_samples
+            if not self.n_source_samples + n_decoded:
+                raise AudioError(f"{self.path}: cannot be decoded: {reason_of(error)}") from error
+            return block[:n_decoded], False
 
-def open_audio(path: Path) -> soundfile.SoundFile:
+    def heard(self, block: Block, *, is_float: bool) -> Pcm:
+        """What is listened to in a block, without what are no samples. [T, channels] -> [T]"""
+        mix = self.channel == "mix"
+        chosen = block if mix else np.ascontiguousarray(block[:, int(self.channel), np.newaxis])
+        peak = peak_of(chosen)
+        if not math.isfinite(peak):
+            chosen = self.without_nonfinite(chosen)
+            peak = peak_of(chosen)
+        if is_float and peak > HIGHEST_PEAK:
+            raise AudioError(f"{self.path}: peak {peak:g}, where 1 is full scale: {hint_for(peak)}")
+        mono: Pcm = chosen.mean(axis=1, dtype=np.float32) if mix else chosen[:, 0]
+        if peak > 1.0:
+            self.n_clipped += int(np.count_nonzero(np.abs(mono) > 1.0))
+        return mono
+
+    def without_nonfinite(self, chosen: Block) -> Block:
+        """NaN and infinite samples as 0, counted by moment; an error unless that is wished for."""
+        if not self.fix_nonfinite:
+            raise AudioError(
+                f"{self.path}: holds NaN or infinite samples; repair the file, "
+                "or let --fix-nonfinite replace them by 0"
+            )
+        finite = np.isfinite(chosen)
+        self.n_nonfinite += int(np.count_nonzero(~finite.all(axis=1)))
+        return np.where(finite, chosen, np.float32(0))
+
+    def faults(self, audio: Stream) -> Iterator[str]:
+        """What the record shall tell of a file that has been read to its end."""
+        if self.n_nonfinite:
+            yield f"replaced {self.n_nonfinite} NaN or infinite samples by 0"
+        if self.n_source_samples < audio.frames < NO_FRAME_COUNT:
+            yield f"truncated: {self.n_source_samples} of {audio.frames} samples are there"
+        log = audio.extra_info
+        yield from (meaning for words, meaning in FAULTS_IN_LOG.items() if words.search(log))
+
+
+class Stream(soundfile.SoundFile):  # type: ignore[misc]
+    """A file that is read from start to end only.
+
+    Of one that can seek, soundfile seeks after every read; in an MP3 that spoils the samples that follow.
+    """
+
+    def seekable(self) -> bool:
+        """Not."""
+        return False
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An open file, what its header promises, and what is wrong with it."""
+
+    audio: Stream
+    promised_seconds: float
+    remarks: tuple[str, ...] = ()
+
+
+@contextmanager
+def open_audio(path: Path) -> Iterator[Opened]:
     """Open by content, with an error for people."""
+    if is_read_once(path):
+        with stream_of(path, os.fsencode(path)) as audio:
+            yield Opened(audio, 0.0)
+        return
     try:
-        return soundfile.SoundFile(os.fsencode(path))  # It refuses a str that is not Unicode.
+        file = path.open("rb")
+    except (OSError, ValueError) as error:
+        gone = isinstance(error, FileNotFoundError)
+        reason = "no such file" if gone else f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise AudioError(f"{path}: {reason}") from error
+    with file:
+        if not (n_bytes := os.fstat(file.fileno()).st_size):
+            raise AudioError(f"{path}: no audio: the file is empty")
+        header = read_header(file)
+        file.seek(0)
+        head = file.read(HEAD_BYTES)
+        # It refuses a str that is not Unicode.
+        source: bytes | View = os.fsencode(path)
+        if header and header.replaced:
+            source = View(file, header.replaced, header.n_file_bytes)
+        with stream_of(path, source, head) as audio:
+            yield Opened(audio, promised_seconds(audio, n_bytes), tuple(remarks_on(header, audio)))
+
+
+def remarks_on(header: Header | None, audio: Stream) -> Iterator[str]:
+    """What the record shall tell of a file's header."""
+    if header is None:
+        return
+    if header.remark:
+        yield header.remark
+        return
+    frame_bytes = audio.channels * BYTES_PER_SAMPLE.get(audio.subtype, 0)
+    # Other frame counts are libsndfile's own affair: padded samples, or a header that contradicts itself.
+    if not frame_bytes or header.n_sample_bytes // frame_bytes != audio.frames:
+        return
+    if n_left := header.n_sample_bytes % frame_bytes:
+        yield f"the last sample is incomplete: {n_left} of its {frame_bytes} bytes are there"
+
+
+def stream_of(path: Path, source: bytes | View, head: bytes = b"") -> Stream:
+    """The decoder of a file, given by its name or as a view. `head`: its first bytes, to name what it is."""
+    try:
+        with quiet():  # libmpg123 tells the terminal what it thinks of an MP3, and libsndfile of an SDS file.
+            return Stream(source)
     except (soundfile.LibsndfileError, RuntimeError, OSError, TypeError) as error:
-        if path.is_file() and not path.stat().st_size:
-            raise AudioError(f"{path}: no audio: the file is empty") from error
-        if not path.exists():
-            raise AudioError(f"{path}: no such file") from error
-        reason = getattr(error, "error_string", error)  # Without the path, which soundfile puts before it.
-        raise AudioError(f"{path}: not audio that can be read: {reason}") from error
+        reason = reason_of(error)
+        if "No 'data' chunk" in reason and not unreadable(path, head):
+            raise AudioError(f"{path}: no audio: the header is all there is, or it is broken") from error
+        raise AudioError(unreadable(path, head) or f"{path}: not audio that can be read: {reason}") from error
 
 
-def channel_picker(channel: str, n_channels: int, path: Path) -> Callable[[npt.NDArray[np.float32]], Pcm]:
-    """What turns [T, channels] into [T]."""
-    if channel == "mix":
-        return lambda block: block.mean(axis=1, dtype=np.float32)
-    index = int(channel)
-    if not index < n_channels:
-        raise AudioError(f"{path}: has no channel {index}; it has {n_channels}, counted from 0")
-    return lambda block: np.ascontiguousarray(block[:, index])
+def is_read_once(path: Path) -> bool:
+    """Whether it is a pipe or the like."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISSOCK(mode)
+
+
+def promised_seconds(audio: Stream, n_bytes: int) -> float:
+    """A header's word, as far as a file of that many bytes can keep it; else 0."""
+    n_frames = int(audio.frames)
+    return n_frames / audio.samplerate if 0 < n_frames <= n_bytes * MOST_SAMPLES_PER_BYTE else 0.0
+
+
+def reason_of(error: Exception) -> str:
+    """libsndfile's reason, without the path, which soundfile puts before it."""
+    reason = str(getattr(error, "error_string", error))
+    return PLAIN_WORDS.get(reason, reason or "its data is damaged")
+
+
+def peak_of(block: Block) -> float:
+    """The largest magnitude; NaN or infinite if one sample is."""
+    return max(float(block.max()), -float(block.min()))
+
+
+def hint_for(peak: float) -> str:
+    """Why floats may be so large."""
+    for scale in INTEGER_SCALES:
+        if peak <= scale:
+            return f"integers stored as floats? divide by {scale}"
+    return "these are no samples of sound"
 
 
 def round_half_up(numerator: int, denominator: int) -> int:
@@ -181,16 +372,6 @@ def read_voice(path: Path, sample_rate: int) -> Pcm:
     return np.asarray(normed, np.float32)
 
 
-def seconds_of(path: Path) -> float:
-    """What a file's header promises, for estimates. 0 if it cannot be read, or only once (a pipe)."""
-    if not path.is_file():
-        return 0.0
-    try:
-        return float(soundfile.info(os.fsencode(path)).duration)
-    except (soundfile.LibsndfileError, RuntimeError, OSError, TypeError):
-        return 0.0
-
-
 def side_by_side(left: Iterable[Pcm], right: Iterable[Pcm]) -> Iterator[Pcm]:
     """Two mono streams in equal blocks -> stereo blocks [T, 2]. AudioError where they are not equal."""
     nothing: Pcm = np.zeros(0, np.float32)
@@ -224,5 +405,6 @@ def write_wav(path: Path, blocks: Iterable[Pcm], sample_rate: int, n_channels: i
                 wav.write(steps.astype(np.int16))
     except soundfile.LibsndfileError as error:
         full = shutil.disk_usage(path.parent).free < 1 << 20
-        raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
+        number = errno.ENOSPC if full else errno.EIO
+        raise OSError(number, os.strerror(number), str(path)) from error
     return n_clamped
