@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,20 @@ def golden_config() -> PersonaPlexConfig:
 @pytest.fixture(scope="session")
 def golden_codec(golden_config: PersonaPlexConfig) -> Codec:
     return Codec(GOLDEN / "mimi" / "mimi.safetensors", golden_config.mimi_config, CPU)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    try:
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True
+        )
+    except OSError:
+        pytest.skip("there is no mount here")
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    yield disk
+    subprocess.run(["umount", disk], check=True)

@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from personaplex_cli.errors import AudioError, OutputError
-from personaplex_cli.files.atomic import finished_file, is_disk_full, sweep_partials, write_whole
+from personaplex_cli.files.atomic import finished_file, finished_files, is_disk_full, sweep_partials
 
 WRITER = """
 import sys, time
@@ -28,6 +27,17 @@ with finished_file(Path(sys.argv[1])) as partial:
 
 def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def write_whole(target: Path, content: bytes) -> None:
+    with finished_file(target) as partial:
+        partial.write_bytes(content)
+
+
+def write_together(*targets: Path) -> None:
+    with finished_files(*targets) as partials:
+        for partial in partials:
+            partial.write_bytes(b"sound")
 
 
 def fail_half_way(target: Path, error: BaseException) -> None:
@@ -143,22 +153,6 @@ def test_errors_of_the_system_become_errors_of_the_file(tmp_path: Path, number: 
     assert files_in(tmp_path) == []
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    try:
-        mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True
-        )
-    except OSError:
-        pytest.skip("there is no mount here")
-    if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
 def test_a_full_disk_fails_the_file_and_leaves_the_room_free(small_disk: Path) -> None:
     with pytest.raises(OutputError, match="the disk is full; make room") as caught:
         write_whole(small_disk / "a.wav", bytes(200_000))
@@ -166,3 +160,36 @@ def test_a_full_disk_fails_the_file_and_leaves_the_room_free(small_disk: Path) -
     assert files_in(small_disk) == []
     write_whole(small_disk / "b.wav", bytes(20_000))
     assert files_in(small_disk) == ["b.wav"]
+
+
+def test_an_interrupt_waits_until_all_files_stand_in_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = Path.replace
+
+    def replace_and_interrupt(partial: Path, target: Path) -> Path:
+        signal.raise_signal(signal.SIGINT)
+        return replace(partial, target)
+
+    monkeypatch.setattr(Path, "replace", replace_and_interrupt)
+    targets = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    with pytest.raises(KeyboardInterrupt):
+        write_together(*targets)
+    assert files_in(tmp_path) == ["a", "b", "c"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_files_that_belong_together_appear_together_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "b" / "in_the_way").mkdir(parents=True)
+    with pytest.raises(OutputError, match="/b: cannot be written"):
+        write_together(tmp_path / "a", tmp_path / "b", tmp_path / "c")
+    assert files_in(tmp_path) == ["b"]
+
+
+def test_where_nothing_has_appeared_the_older_files_stay(tmp_path: Path) -> None:
+    write_whole(tmp_path / "b", b"older")
+    (tmp_path / "a" / "in_the_way").mkdir(parents=True)
+    with pytest.raises(OutputError, match="/a: cannot be written"):
+        write_together(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == b"older"
+    assert files_in(tmp_path) == ["a", "b"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from personaplex_cli.errors import SettingsError
+from personaplex_cli.files import jobs
 from personaplex_cli.files.jobs import Job, Plan, plan_jobs
 from personaplex_cli.settings import Persona
 
@@ -157,6 +158,13 @@ def test_standard_input_is_read_once(inputs: Path, out: Path) -> None:
     source = put(inputs / "a.wav")
     assert "-: can be given once" in refusal("-", "-", out=out, stdin=os.fsencode(source))
     assert "-: can be given once" in refusal("-", out=out)
+
+
+def test_a_list_on_standard_input_must_end(inputs: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = os.fsencode(put(inputs / "a.wav")) + b"\n"
+    monkeypatch.setattr(jobs, "LONGEST_LIST_BYTES", len(listed))
+    assert places(plan("-", out=out, stdin=listed)) == ["a"]
+    assert "-: standard input does not end" in refusal("-", out=out, stdin=listed + b"\n")
 
 
 @pytest.mark.parametrize(

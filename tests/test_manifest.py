@@ -175,6 +175,13 @@ def test_a_manifest_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     assert "cannot be read: No such file" in read_manifest(tmp_path / "none.jsonl").faults[0]
 
 
+def test_a_manifest_that_may_have_no_end_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "zero.csv").symlink_to("/dev/zero")
+    for path in (tmp_path / "pipe.jsonl", tmp_path / "zero.csv"):
+        assert read_manifest(path) == Manifest((), (f"{path}: not a regular file; save the list to one",))
+
+
 @given(st.binary(max_size=200), st.sampled_from(["list.jsonl", "list.csv"]))
 def test_any_bytes_are_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, name: str

@@ -43,6 +43,7 @@ def job(tmp_path: Path) -> Job:
     source = tmp_path / "in" / "a.wav"
     source.parent.mkdir()
     source.write_bytes(b"sound")
+    (tmp_path / "out").mkdir()
     return Job(source, "a.wav", tmp_path / "out" / "a", "a", Persona(), 0, origin=str(source))
 
 
@@ -109,7 +110,6 @@ def test_outputs_of_other_settings_are_refused(job: Job, n_outputs: int) -> None
 
 
 def test_files_of_others_are_refused(job: Job) -> None:
-    job.target.parent.mkdir()
     for path in job.outputs:
         path.write_bytes(b"precious")
         assert state_of(job) == "foreign"

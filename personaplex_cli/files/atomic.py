@@ -6,13 +6,18 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 from personaplex_cli.errors import JobError, OutputError
 from personaplex_cli.files.names import shown
 
+STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""What people, schedulers and closing terminals send to end a program."""
 _PARTIAL = re.compile(r"\.partial-(?P<pid>\d+)-(?P<name>[0-9a-f]{16})(\.|$)")
 _DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT}
 _ADVICE = {
@@ -30,26 +35,56 @@ _ADVICE = {
 
 
 @contextmanager
+def finished_files(*targets: Path) -> Iterator[tuple[Path, ...]]:
+    """Give paths to write to; they become `targets`, in this order, only if the block ends well.
+
+    They appear together: an interrupt waits meanwhile, and a failure takes back what has appeared.
+    OSError -> OutputError.
+    """
+    partials = {_partial_of(target): target for target in targets}
+    folders = list(dict.fromkeys(target.parent for target in targets))
+    try:
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        yield tuple(partials)
+        for partial in partials:
+            _to_disk(partial)
+        with interrupts_held():
+            _publish(partials)
+        for folder in folders:
+            _folder_to_disk(folder)
+    except OSError as error:
+        raise output_error(_complained_of(error, partials), error) from error
+    finally:
+        with interrupts_held():
+            _remove(partials)
+
+
+@contextmanager
 def finished_file(target: Path) -> Iterator[Path]:
     """Give a path to write to; it becomes `target` only if the block ends well. OSError -> OutputError."""
-    partial = _partial_of(target)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with finished_files(target) as (partial,):
         yield partial
-        _to_disk(partial)
-        partial.replace(target)
-        _folder_to_disk(target.parent)
-    except OSError as error:
-        raise output_error(target, error) from error
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Let the signals that would stop the run wait until the block has ended."""
+    waiting: list[tuple[int, FrameType | None]] = []
+    replaced: dict[int, Callable[[int, FrameType | None], object]] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    replaced[number] = handler
+                    signal.signal(number, lambda *what: waiting.append(what))
+        yield
     finally:
-        with suppress(OSError):
-            partial.unlink()
-
-
-def write_whole(target: Path, content: bytes) -> None:
-    """Write a file that is whole or absent."""
-    with finished_file(target) as partial:
-        partial.write_bytes(content)
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
+    for number, frame in waiting:
+        replaced[number](number, frame)
 
 
 def output_error(target: Path, error: OSError) -> OutputError:
@@ -83,6 +118,29 @@ def _partial_of(target: Path) -> Path:
     # soundfile picks the format by suffix: the partial file must end like the target.
     # A tag in place of the name: the partial's name is never longer than the file system allows.
     return target.with_name(f".partial-{os.getpid()}-{_name_tag(target)}{target.suffix}")
+
+
+def _publish(partials: Mapping[Path, Path]) -> None:
+    try:
+        for partial, target in partials.items():
+            partial.replace(target)
+    except OSError:
+        # What had its place already would be a part, or stand beside parts of an older one.
+        if not all(partial.exists() for partial in partials):
+            _remove(partials.values())
+        raise
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _complained_of(error: OSError, partials: Mapping[Path, Path]) -> Path:
+    named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else None
+    first = next(iter(partials.values()))
+    return first if named is None else partials.get(named, first)
 
 
 def _name_tag(target: Path) -> str:

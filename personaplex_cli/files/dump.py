@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from personaplex_cli.errors import DumpError
-from personaplex_cli.files.atomic import write_whole
 from personaplex_cli.files.names import shown
 from personaplex_cli.files.plain_json import json_bytes, json_page, json_text, valid_text
 
@@ -72,24 +71,24 @@ class Record:
         }
 
 
-def write_dump(target: Path, dump: TokenDump) -> None:
-    """Write a token dump, whole or not at all. The same dump gives the same bytes."""
+def write_dump(path: Path, dump: TokenDump) -> None:
+    """Write a token dump. The same dump gives the same bytes. Raises OSError."""
     tensors = {name: getattr(dump, name) for name in _DTYPES}
-    write_whole(target, _packed(tensors, {"schema": TOKENS_SCHEMA, **dump.metadata}))
+    path.write_bytes(_packed(tensors, {"schema": TOKENS_SCHEMA, **dump.metadata}))
 
 
 def write_transcript(
-    target: Path,
+    path: Path,
     record: Record,
     *,
     text: str,
     words: Iterable[tuple[str, float, float]],
     pieces: Sequence[str],
 ) -> None:
-    """Write what was said: words as (word, start, end) in seconds, pieces one a frame."""
+    """Write what was said: words as (word, start, end) in seconds, pieces one a frame. Raises OSError."""
     timed = [{"word": word, "start": round(start, 3), "end": round(end, 3)} for word, start, end in words]
     said = {"schema": TRANSCRIPT_SCHEMA, "text": text, "words": timed, "pieces": list(pieces)}
-    write_whole(target, json_page({**said, **record.to_json()}))
+    path.write_bytes(json_page({**said, **record.to_json()}))
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -27,6 +27,9 @@ from personaplex_cli.files.scan import scan_folder
 from personaplex_cli.files.targets import folder_faults, target_faults
 from personaplex_cli.settings import Persona
 
+LONGEST_LIST_BYTES = 1 << 28
+"""Paths of millions of files; what goes on after it does not end."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -125,12 +128,22 @@ class _Gathering:
         elif self._stdin is None:
             self.faults.append("-: can be given once, where standard input holds paths")
         else:
-            paths = _listed_paths(self._stdin.read())
+            content = self._stdin.read(LONGEST_LIST_BYTES + 1)
             self._stdin = None
-            if not paths:
-                self.remarks.append("standard input: no paths in it")
-            for path in paths:
-                self._take_path(path)
+            self._take_list(content)
+
+    def _take_list(self, content: bytes) -> None:
+        if len(content) > LONGEST_LIST_BYTES:
+            self.faults.append("-: standard input does not end, or holds no paths; give a list of files")
+            return
+        if _is_audio(content):
+            self.faults.append("-: standard input holds audio, not paths; a piped recording is /dev/stdin")
+            return
+        paths = _listed_paths(content)
+        if not paths:
+            self.remarks.append("standard input: no paths in it")
+        for path in paths:
+            self._take_path(path)
 
     def _take_path(self, source: str) -> None:
         path = Path(source)
@@ -195,6 +208,12 @@ def _with_row(job: Job, row: Row) -> Job:
     role = job.persona.role if row.role is None else row.role
     persona = replace(job.persona, voice=voice, role=role)
     return replace(job, persona=persona, seed=job.seed if row.seed is None else row.seed, channel=row.channel)
+
+
+def _is_audio(content: bytes) -> bool:
+    """Whether somebody piped a recording where paths are expected. No list of paths begins like one."""
+    headed = content[:4] in (b"RIFF", b"RF64", b"FORM") and content[8:12] in (b"WAVE", b"AIFF", b"AIFC")
+    return headed or content.startswith((b"fLaC\0\0", b"OggS\0\2", b"ID3\3", b"ID3\4", b"\xff\xfb"))
 
 
 def _listed_paths(content: bytes) -> list[str]:

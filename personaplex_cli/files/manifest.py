@@ -48,6 +48,9 @@ def is_manifest(path: Path) -> bool:
 def read_manifest(path: Path) -> Manifest:
     """Read all rows and find all faults. Relative paths are relative to the manifest's folder."""
     reader = _Reader(path)
+    mode = mode_of(path)
+    if mode and not stat.S_ISREG(mode):  # A pipe may have no writer, or no end.
+        return Manifest((), (f"{shown(path)}: not a regular file; save the list to one",))
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -165,7 +168,7 @@ def _nearest(column: str) -> str:
 def _from_csv(column: str, cell: str) -> object:
     if not cell.strip():
         return None
-    return int(cell) if column == "seed" and re.fullmatch(r"\s*[+-]?[0-9]{1,40}\s*", cell) else cell
+    return int(cell.strip()) if column == "seed" and re.fullmatch(r"\s*[+-]?[0-9]{1,40}\s*", cell) else cell
 
 
 def _path(cell: object, folder: Path) -> tuple[str, Path]:

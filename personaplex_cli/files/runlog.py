@@ -10,11 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal
 
-from personaplex_cli.errors import SettingsError
+from personaplex_cli.errors import RunStopped, SettingsError
 from personaplex_cli.files.atomic import output_error
+from personaplex_cli.files.names import identity_of, shown
 from personaplex_cli.files.plain_json import json_bytes
 
-Status = Literal["converted", "skipped", "failed"]
+Status = Literal["converted", "skipped", "failed", "planned"]
 _LINE_START = b'{"source": '
 
 
@@ -51,16 +52,21 @@ class RunLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: BinaryIO | None = None
+        self._folder: tuple[int, int] | None = None
 
     def __enter__(self) -> RunLog:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab+", buffering=0)
-            _mend(self._file)
+            self._open()
         except OSError as error:
             self.close()
             raise SettingsError(output_error(self.path, error).message) from error
+        self._folder = identity_of(self.path.parent)
         return self
+
+    def _open(self) -> None:
+        self._file = self.path.open("ab+", buffering=0)
+        _mend(self._file)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -73,8 +79,20 @@ class RunLog:
             self._file.close()
         self._file = None
 
+    def check(self) -> None:
+        """Raise RunStopped if the output folder is no longer the one in which the run began."""
+        if identity_of(self.path.parent) != self._folder:
+            raise RunStopped(
+                f"stopped: {shown(self.path.parent)} was removed or replaced while the run went on; "
+                "run again, and what is no longer there is made anew"
+            )
+
     def add(self, outcome: Outcome) -> None:
         """Append one line and see it to the disk."""
+        self.check()
+        if identity_of(self.path) is None:
+            self.close()
+            self._open()  # Somebody took the log away: what follows is on record at least.
         assert self._file is not None, "the run log is not open"
         before = self._file.seek(0, os.SEEK_END)
         try:
