@@ -5,6 +5,7 @@ The phases, one column a frame: voice, half a second of silence, role, half a se
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from personaplex_cli.audio.codec import Codec
-from personaplex_cli.audio.pcm import read_voice
+from personaplex_cli.audio.pcm import Recording, read_voice
+from personaplex_cli.config.facts import frames_of
 from personaplex_cli.config.tree import PAD, PersonaPlexConfig
 from personaplex_cli.engine.turns import Prompt, add_delays, initial_column
 from personaplex_cli.errors import AudioError, SettingsError
@@ -25,6 +27,8 @@ from personaplex_cli.text import Tokenizer
 
 SILENCE_SECONDS = 0.5
 PROMPTS_KEPT = 64
+FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
+INTEGERS = frozenset({torch.int64, torch.int32, torch.int16})
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +125,6 @@ class PromptMaker:
         if persona.voice not in self.known:
             path = voice_path(persona.voice, self.voices)
             voice = Voice(0) if path is None else read_voice_file(path, self.codec, self.config)
-            if voice.n_frames > self.config.ring_columns:
-                raise SettingsError(
-                    f"{path}: too long for a voice: it takes {voice.n_frames} frames, "
-                    f"and the model's window holds {self.config.ring_columns}; some seconds are enough"
-                )
             self.known[persona.voice] = voice
         return self.known[persona.voice]
 
@@ -141,39 +140,72 @@ def read_voice_file(path: Path, codec: Codec, config: PersonaPlexConfig) -> Voic
     """A `.pt` voice, or a recording of one."""
     if path.suffix.lower() == ".pt":
         return load_voice(path, config)
+    # A voice is held in memory as a whole: one of hours shall not be read before it is refused.
+    promised_seconds = Recording(path, config.sample_rate).promised_seconds()
+    check_length(path, frames_of(config, promised_seconds), config)
     codes = codec.encode([[read_voice(path, config.sample_rate)]])[0]
+    check_length(path, codes.shape[1], config)
     return Voice(codes.shape[1], codes=codes)
+
+
+def check_length(path: Path, n_frames: int, config: PersonaPlexConfig) -> None:
+    """A voice must fit the window. Raises SettingsError."""
+    if n_frames > config.ring_columns:
+        raise SettingsError(
+            f"{path}: too long for a voice: it takes {n_frames} frames, "
+            f"and the model's window holds {config.ring_columns}; some seconds are enough"
+        )
 
 
 def load_voice(path: Path, config: PersonaPlexConfig) -> Voice:
     """Read a `.pt` voice; whatever else is pickled in there is refused, never executed."""
     held = read_pickled_tensors(path)
     try:
-        embeddings, cache = held["embeddings"], held["cache"]
-        n_before, _, _, width = embeddings.shape
-        _, n_streams, _ = cache.shape
+        embeddings = plain_tensor(held["embeddings"], FLOATS)
+        cache = plain_tensor(held["cache"], INTEGERS)
+        n_before, one, another, width = embeddings.shape
+        n_voices, n_streams, n_columns = cache.shape
+        if (one, another, n_voices) != (1, 1, 1):
+            raise ValueError("more than one voice, or none")
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise SettingsError(
-            f"{path}: not a voice: needs tensors `embeddings` [V-1, 1, 1, D] and `cache`"
+            f"{path}: not a voice: needs tensors `embeddings` [V-1, 1, 1, D] and `cache` [1, 17, 4]"
         ) from error
     if (width, n_streams) != (config.temporal_config.hidden_size, config.n_streams):
         raise SettingsError(
             f"{path}: a voice of another model: width {width} and {n_streams} streams, "
             f"this model has {config.temporal_config.hidden_size} and {config.n_streams}"
         )
+    # Shapes first: a few bytes can stand for a tensor without end, as long as nothing reads it.
+    check_length(path, n_before + 1, config)
     highest = initial_column(config)[:, None]
-    if cache.shape[2] <= max(config.delays) or not ((cache[0] >= -1) & (cache[0] <= highest)).all():
+    fits = max(config.delays) < n_columns <= config.ring_columns
+    if not fits or not ((cache >= -1) & (cache <= highest)).all():
         raise SettingsError(
             f"{path}: not a voice of this model: its `cache` holds tokens that it does not have"
         )
+    if not embeddings.isfinite().all():
+        raise SettingsError(f"{path}: its `embeddings` hold NaN or infinite numbers; make the voice anew")
     return Voice(n_before + 1, embeddings=embeddings[:, 0, 0], cache=cache[0].long())
+
+
+def plain_tensor(held: Any, dtypes: frozenset[torch.dtype]) -> Tensor:
+    """A tensor with its numbers in memory and no gradient. Raises TypeError for any other kind."""
+    if not isinstance(held, Tensor) or held.dtype not in dtypes:
+        raise TypeError("not a tensor of the wanted numbers")
+    if held.layout != torch.strided or held.device.type != "cpu":
+        raise TypeError("not a tensor with its numbers in memory")
+    return held.detach()
 
 
 def read_pickled_tensors(path: Path) -> Any:
     """torch's own reader, which makes tensors and plain containers and nothing else."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # Old files make torch warn about its own inside.
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # Broken bytes make the unpickler raise anything.
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        # Broken bytes make the unpickler raise anything. Its second sentence advises to trust the file.
+        reason = next(iter(str(error).splitlines()), type(error).__name__).partition(". ")[0]
         raise SettingsError(f"{path}: not a voice that can be loaded safely ({reason})") from error

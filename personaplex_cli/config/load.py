@@ -25,7 +25,7 @@ FOLDER_NAMES = ("config.json", "config.yaml", "config.yml")
 # Sorting keys for what has no line: after the file comes `--set`, then the defaults.
 SET_LINE, DEFAULT_LINE = 10**9, 10**9 + 1
 # Aliases can make a short YAML file stand for any number of values.
-MAX_VALUES = 100_000
+MAX_VALUES = 10_000
 MAX_WIDTH = 10**6
 
 Keys = tuple[str, ...]
@@ -148,6 +148,8 @@ def _config_file(source: Path | None) -> Path | None:
         return next((file for name in FOLDER_NAMES if (file := source / name).is_file()), None)
     if not source.exists():
         raise ConfigError(f"{source}: no such file or folder")
+    if not source.is_file():  # A pipe may have no writer, or no end.
+        raise ConfigError(f"{source}: not a regular file; save the config to one")
     if source.suffix.lower() not in (".json", ".yaml", ".yml"):
         raise ConfigError(f"{source}: a config is a .yaml or .json file, or a model's folder")
     return source
@@ -313,6 +315,9 @@ def _yaml_mapping(
             raw.fault_at_line(line, f"{'.'.join((*path, str(written)))}: a key must be text")
             continue
         key = key_node.value
+        if not _is_text(key):
+            raw.fault_at_line(line, f"{'.'.join((*path, ascii(key)))}: a key must be text")
+            continue
         # An anchored section is read once for each place that names it, on the same lines.
         if key in values:
             raw.fault_at_line(line, f"{'.'.join((*path, key))}: is written twice")
@@ -323,6 +328,8 @@ def _yaml_mapping(
 
 def _yaml_scalar(kind: str, written: str) -> Any:
     if kind == "str":
+        if not _is_text(written):
+            raise ValueError("has half of a surrogate pair as text")
         return written
     if kind == "null":
         return None
@@ -336,11 +343,16 @@ def _yaml_scalar(kind: str, written: str) -> Any:
     return float(re.sub(r"\.(?=inf|nan)", "", written.lower()))
 
 
+def _is_text(written: str) -> bool:
+    """Whether it holds no half of a surrogate pair, which YAML can escape and nothing else can write."""
+    return not any("\ud800" <= sign <= "\udfff" for sign in written)
+
+
 def _apply_override(raw: _Raw, override: str) -> None:
     """Put one KEY=VALUE over what was read. A mapping is merged into, any other value is replaced."""
     key, equals, written = override.partition("=")
     path = tuple(key.strip().split("."))
-    if any("\ud800" <= sign <= "\udfff" for sign in key):
+    if not _is_text(key):
         raw.faults.append(Fault(SET, f"{override}: is not text in this locale's encoding"))
         return
     if not equals or not all(path):

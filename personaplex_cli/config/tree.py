@@ -62,7 +62,7 @@ OnlyFalse = Annotated[bool, Field(json_schema_extra={"const": False})]
 
 def _inside_the_model(name: str) -> str:
     path = PurePosixPath(name)
-    if not name or "\\" in name or path.is_absolute() or ".." in path.parts:
+    if not name or "\\" in name or "\0" in name or path.is_absolute() or ".." in path.parts:
         raise PydanticCustomError("file_name", "must be the name of a file inside the model's folder")
     return name
 
