@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 from personaplex_cli.audio.codec import Codec
@@ -23,6 +24,16 @@ CODEC_ROWS = {"cpu": 1, "mps": 1, "cuda": 8}
 MEMORY_SHARE = 0.8
 CODEC_BYTES = 1_500_000_000
 """What the published codec takes at work, weights included."""
+
+
+@dataclass(frozen=True)
+class Reckoning:
+    """A batch size, the bytes that it takes with everything else, those that are free, and a line on them."""
+
+    n_slots: int
+    n_bytes: int
+    n_free: int
+    line: str
 
 
 class Studio:
@@ -65,23 +76,29 @@ class Studio:
         """Recordings to encode side by side."""
         return CODEC_ROWS[self.device.type]
 
-    def slots_that_fit(self, n_jobs: int, n_positions: int) -> tuple[int, str]:
-        """The batch size for jobs of up to `n_positions` frames, prompt included, and the reckoning."""
+    def reckon(self, n_jobs: int, n_positions: int, asked: int | None = None) -> Reckoning:
+        """The batch size for jobs of up to `n_positions` frames, prompt included: what was asked for, or what
+        suits the device, but no more than the memory holds."""
         n_active = self.config.depformer_config.num_active_codebooks
         weights = weight_bytes(self.config, self.dtype_name, n_active)
         slot = kv_bytes_per_frame(self.config, self.dtype_name) * columns_for(n_positions, self.config)
         free = free_bytes(self.device)
         room = int((free * MEMORY_SHARE - weights - CODEC_BYTES) // slot)
-        if room < 1:
+        if room < 1 and asked is None:
             raise SettingsError(
                 f"not enough memory: the weights take {shown(weights)}, one slot of {n_positions} frames "
                 f"{shown(slot)}, and {shown(free)} are free; use --dtype bfloat16, shorter recordings, "
                 "a larger machine, or name a --batch-size to try all the same"
             )
-        n_slots = min(room, n_jobs, MOST_SLOTS[self.device.type])
-        return n_slots, (
-            f"batch size {n_slots} ({self.device.type}, {self.dtype_name}): weights {shown(weights)} + "
-            f"{n_slots} x {shown(slot)} keys and values + codec, {shown(free)} free"
+        wanted = asked or min(n_jobs, MOST_SLOTS[self.device.type])
+        n_slots = min(wanted, max(1, room))
+        asked_for = f", {asked} do not fit" if asked and n_slots < asked else ""
+        return Reckoning(
+            n_slots,
+            n_bytes=weights + n_slots * slot + CODEC_BYTES,
+            n_free=free,
+            line=f"batch size {n_slots}{asked_for} ({self.device.type}, {self.dtype_name}): weights "
+            f"{shown(weights)} + {n_slots} x {shown(slot)} keys and values + codec, {shown(free)} free",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -489,6 +490,8 @@ class FakeHub:
     info_status: int = 200
     info_error: str = ""
     token: str = ""
+    spoiled: dict[str, Callable[[BaseHTTPRequestHandler, bytes], None]] = field(default_factory=dict)
+    """What is sent in place of a file, by its name. What is said about it stays right."""
     asked: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -503,7 +506,17 @@ class FakeHub:
         elif repository != "/maker/small" or self.files_status != 200:
             send(request, self.files_status, b"", error=self.files_error)
         else:
-            send(request, 200, (self.folder / name).read_bytes())
+            self.send_file(request, name, (self.folder / name).read_bytes())
+
+    def send_file(self, request: BaseHTTPRequestHandler, name: str, content: bytes) -> None:
+        """A file, or what is left of it."""
+        spoil = self.spoiled.get(name) if request.command == "GET" else None
+        if spoil is not None:
+            spoil(request, content)
+        elif (begin := request.headers.get("Range", "bytes=0-")) == "bytes=0-":
+            send(request, 200, content, etag=etag_of(content))
+        else:
+            send(request, 206, content[int(begin[6:-1]) :], etag=etag_of(content))
 
     def tell_files(self, request: BaseHTTPRequestHandler) -> None:
         names = [
@@ -517,13 +530,27 @@ class FakeHub:
         return {asked.partition(f"{COMMIT}/")[2] for asked in self.asked if asked.startswith("GET /maker")}
 
 
-def send(request: BaseHTTPRequestHandler, status: int, content: bytes, *, error: str = "") -> None:
+def etag_of(content: bytes) -> str:
+    """As the Hub's large files have it."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def send(
+    request: BaseHTTPRequestHandler,
+    status: int,
+    content: bytes,
+    *,
+    error: str = "",
+    etag: str = "",
+    n_bytes: int | None = None,
+) -> None:
+    """An answer; `n_bytes` is the length that it promises, if not its own."""
     request.send_response(status)
     if error:
         request.send_header("X-Error-Code", error)
     request.send_header("X-Repo-Commit", COMMIT)
-    request.send_header("ETag", f'"{hash(content) & 0xFFFFFFFF:08x}{len(content)}"')
-    request.send_header("Content-Length", str(len(content)))
+    request.send_header("ETag", f'"{etag or etag_of(content)}"')
+    request.send_header("Content-Length", str(len(content) if n_bytes is None else n_bytes))
     request.end_headers()
     if request.command == "GET":
         request.wfile.write(content)
@@ -552,23 +579,36 @@ def hub(model: Path) -> Iterator[FakeHub]:
 
 
 SCRIPT = """
-import json, sys
+import json, sys, time
 from pathlib import Path
+import huggingface_hub.constants
 from personaplex_cli.errors import ModelError
 from personaplex_cli.model.checkpoint import open_checkpoint
 name, revision = sys.argv[1], sys.argv[2] or None
+# The Hub's library waits for longer and longer before it asks again, and writes 10 MB at a time.
+time.sleep = lambda _: None
+huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = 1 << 16
 try:
     opened = open_checkpoint(name, revision=revision)
     paths = [*opened.weights, opened.mimi, opened.tokenizer]
     result = {"folder": str(opened.folder), "fingerprint": opened.fingerprint, "notice": opened.notice,
               "files": [path.name for path in paths], "voices": opened.voices.names()}
 except ModelError as error:
+    assert error.exit_code == 2
     result = {"error": error.message}
 print(json.dumps(result))
 """
 
 
-def open_from(url: str, home: Path, *, name: str = "maker/small", revision: str = "", **more: str) -> Any:
+def open_from(
+    url: str,
+    home: Path,
+    *,
+    name: str = "maker/small",
+    revision: str = "",
+    quiet: bool = True,
+    **more: str,
+) -> Any:
     """Open a model of the Hub at a URL in another process, since its address is read once a process."""
     kept = {
         key: value for key, value in os.environ.items() if "proxy" not in key.lower() and key[:3] != "HF_"
@@ -583,7 +623,7 @@ def open_from(url: str, home: Path, *, name: str = "maker/small", revision: str 
         timeout=60,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stderr == "", "nothing is shown where there is no terminal"
+    assert run.stderr == "" or not quiet, "nothing is shown where there is no terminal"
     return json.loads(run.stdout)
 
 
@@ -649,12 +689,16 @@ def test_a_gated_repository_asks_for_the_licence_and_a_token(hub: FakeHub, home:
         (403, "", "the Hub refuses the download (403)"),
         (401, "", "the Hub refuses the download (401)"),
         (404, "EntryNotFound", "the Hub answered 404; try again later"),
+        (429, "", "the Hub answered 429; try again later"),
+        (500, "", "the Hub answered 500; try again later"),
+        (503, "", "the Hub answered 503; try again later"),
         (410, "", "the Hub answered 410; try again later, or name a directory"),
     ],
 )
 def test_a_refused_file_says_why(hub: FakeHub, home: Path, status: int, code: str, reason: str) -> None:
     hub.files_status, hub.files_error = status, code
-    assert reason in open_from(hub.url, home)["error"]
+    # What is worth another try is tried again, and that is shown.
+    assert reason in open_from(hub.url, home, quiet=status not in (500, 503))["error"]
 
 
 @pytest.mark.parametrize(
@@ -668,7 +712,9 @@ def test_a_refused_file_says_why(hub: FakeHub, home: Path, status: int, code: st
         (404, "RepoNotFound", "no such directory, and no such repository on the Hub"),
         (404, "RevisionNotFound", "the repository has no revision 'v9'"),
         (403, "", "the Hub refuses the download (403)"),
+        (429, "", "the Hub answered 429"),
         (500, "", "the Hub answered 500"),
+        (503, "", "the Hub answered 503"),
     ],
 )
 def test_a_refused_repository_says_why(hub: FakeHub, home: Path, status: int, code: str, reason: str) -> None:
@@ -722,3 +768,131 @@ def test_an_unwritable_hub_cache_is_told_as_such(hub: FakeHub, home: Path, tmp_p
     message = open_from(hub.url, home, HF_HOME=str(blocked))["error"]
     assert message.startswith("maker/small: the Hub's cache cannot be written (")
     assert str(blocked) in message
+
+
+def cut_off(request: BaseHTTPRequestHandler, content: bytes) -> None:
+    """The connection is closed in mid-file."""
+    send(request, 200, content[: len(content) // 2], n_bytes=len(content))
+
+
+def other_bytes(request: BaseHTTPRequestHandler, content: bytes) -> None:
+    """As many bytes, but one of them is another one."""
+    send(request, 200, content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def a_page(request: BaseHTTPRequestHandler, _: bytes) -> None:
+    """What a proxy has to say."""
+    send(request, 200, b"<!DOCTYPE html><html>Log in</html>")
+
+
+def too_much(request: BaseHTTPRequestHandler, content: bytes) -> None:
+    """More than was announced."""
+    send(request, 200, content + b"more")
+
+
+def around(request: BaseHTTPRequestHandler, _: bytes = b"") -> None:
+    """Go and ask yourself."""
+    request.send_response(302)
+    request.send_header("Location", request.path)
+    request.send_header("Content-Length", "0")
+    request.end_headers()
+
+
+def silence(request: BaseHTTPRequestHandler, _: bytes) -> None:
+    """Nothing, until the other side is tired of it."""
+    request.rfile.read(1)
+
+
+BROKEN_OFF = "the connection broke off or stalled; run again, and the download goes on"
+DAMAGED = "the download arrived damaged and was removed; run again."
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (cut_off, BROKEN_OFF),
+        (silence, BROKEN_OFF),
+        (other_bytes, DAMAGED),
+        (a_page, DAMAGED),
+        (too_much, DAMAGED),
+        (around, "the Hub answered 302; try again later"),
+    ],
+)
+def test_a_download_that_goes_wrong_is_told_and_the_next_run_completes_it(
+    hub: FakeHub, home: Path, spoil: Callable[[BaseHTTPRequestHandler, bytes], None], reason: str
+) -> None:
+    hub.spoiled["model.safetensors"] = spoil
+    message = open_from(hub.url, home, quiet=spoil is not silence, HF_HUB_DOWNLOAD_TIMEOUT="1")
+    assert message["error"].startswith(f"maker/small: {reason}")
+    assert "\n  - model.safetensors: " in open_from(CLOSED, home)["error"], "a part is no whole"
+
+    hub.spoiled.clear()
+    hub.asked.clear()
+    opened = open_from(hub.url, home)
+    assert opened["fingerprint"] == open_checkpoint(str(GOLDEN)).fingerprint
+    assert hub.downloaded() == {"model.safetensors"}, "what had arrived is not asked for again"
+
+
+def test_an_interrupted_download_goes_on_where_it_stopped(hub: FakeHub, home: Path) -> None:
+    hub.spoiled["model.safetensors"] = cut_off
+    assert BROKEN_OFF in open_from(hub.url, home)["error"]
+    sent: list[int] = []
+
+    def rest(request: BaseHTTPRequestHandler, content: bytes) -> None:
+        begin = int(request.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+        sent.append(len(content) - begin)
+        send(request, 206, content[begin:])
+
+    hub.spoiled["model.safetensors"] = rest
+    assert open_from(hub.url, home)["fingerprint"] == open_checkpoint(str(GOLDEN)).fingerprint
+    n_bytes = (GOLDEN / "model.safetensors").stat().st_size
+    assert sent == [n_bytes - n_bytes // 2 // (1 << 16) * (1 << 16)]
+
+
+def test_a_damaged_file_among_the_small_ones_is_noticed_too(hub: FakeHub, home: Path) -> None:
+    hub.spoiled[TOKENIZER] = other_bytes
+    assert open_from(hub.url, home)["error"].startswith(f"maker/small: {DAMAGED}")
+    hub.spoiled.clear()
+    assert open_from(hub.url, home)["fingerprint"] == open_checkpoint(str(GOLDEN)).fingerprint
+
+
+def test_questions_that_lead_in_a_circle_end(hub: FakeHub, home: Path) -> None:
+    hub.tell_files = around  # type: ignore[method-assign]
+    assert "the Hub answered 302; try again later" in open_from(hub.url, home)["error"]
+
+
+# ---- other models ----
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        ["model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "lm_head.weight"],
+        ["encoder.model.0.conv.conv.weight", "quantizer.rvq_first.input_proj.weight"],
+        [],
+    ],
+    ids=["a Llama", "a codec", "nothing"],
+)
+def test_weights_of_another_kind_of_model_are_told_in_one_line(model: Path, tensors: list[str]) -> None:
+    (model / "model.safetensors").write_bytes(safetensors(dict.fromkeys(tensors, 8)))
+    lines = refusal(model).splitlines()
+    some = ", ".join(sorted(tensors))
+    assert lines[1] == (
+        f"  - model.safetensors: another model's weights: of {len(tensors)} tensors ({some}...) "
+        "none is PersonaPlex's"
+    )
+    assert lines[-1].startswith("Download it again (the published model: `hf download ")
+
+
+def test_the_codecs_file_in_the_weights_place_is_told(model: Path) -> None:
+    shutil.copy(model / MIMI, model / "model.safetensors")
+    assert "model.safetensors: another model's weights: " in refusal(model)
+
+
+def test_a_truncated_shard_is_told_by_its_name(model: Path) -> None:
+    shard(model, "model-1.safetensors", "model-2.safetensors")
+    whole = (model / "model-1.safetensors").read_bytes()
+    (model / "model-1.safetensors").write_bytes(whole[:-1000])
+    message = refusal(model)
+    assert f"  - model-1.safetensors: half downloaded: {len(whole) - 1000:,} bytes" in message
+    assert "model-2.safetensors:" not in message

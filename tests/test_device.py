@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,16 @@ import torch
 from personaplex_cli import studio as studio_module
 from personaplex_cli.config.facts import kv_bytes_per_frame, weight_bytes
 from personaplex_cli.config.tree import PersonaPlexConfig
+from personaplex_cli.engine.slots import columns_for
 from personaplex_cli.errors import SettingsError
 from personaplex_cli.model import device
 from personaplex_cli.model.checkpoint import open_checkpoint
 from personaplex_cli.model.device import DTYPES, choose_device, choose_dtype, free_bytes, free_on_host
+from personaplex_cli.prompt import load_voice
 from personaplex_cli.settings import Device, DeviceName, DtypeName
 from personaplex_cli.studio import CODEC_BYTES, MEMORY_SHARE, MOST_SLOTS, Studio
 from tests.conftest import GOLDEN
+from tests.helpers import converted, personaplex, record_all, whole_replies
 
 PUBLISHED = PersonaPlexConfig()
 CPU, CUDA, MPS = torch.device("cpu"), torch.device("cuda"), torch.device("mps")
@@ -114,15 +118,15 @@ def test_as_many_slots_are_taken_as_the_memory_holds(monkeypatch: pytest.MonkeyP
     studio = studio_with(monkeypatch, 0)
     # The golden model's ring holds 63 columns, however long the turn.
     studio = studio_with(monkeypatch, bytes_for(studio, n_slots, n_columns=63))
-    chosen, reckoning = studio.slots_that_fit(1000, n_positions=5000)
-    assert chosen == n_slots
-    assert reckoning.startswith(f"batch size {n_slots} (cpu, float32): weights 1.70 MiB + {n_slots} x ")
+    reckoning = studio.reckon(1000, n_positions=5000)
+    assert reckoning.n_slots == n_slots
+    assert reckoning.line.startswith(f"batch size {n_slots} (cpu, float32): weights 1.70 MiB + {n_slots} x ")
 
 
 def test_no_more_slots_are_taken_than_there_are_jobs_or_than_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     studio = studio_with(monkeypatch, 1 << 40)
-    assert studio.slots_that_fit(5, 100)[0] == 5
-    assert studio.slots_that_fit(1000, 100)[0] == MOST_SLOTS["cpu"]
+    assert studio.reckon(5, 100).n_slots == 5
+    assert studio.reckon(1000, 100).n_slots == MOST_SLOTS["cpu"]
 
 
 def test_too_little_memory_for_one_slot_is_refused_with_the_reckoning(
@@ -130,7 +134,7 @@ def test_too_little_memory_for_one_slot_is_refused_with_the_reckoning(
 ) -> None:
     studio = studio_with(monkeypatch, 1 << 30)
     with pytest.raises(SettingsError) as caught:
-        studio.slots_that_fit(1, 100)
+        studio.reckon(1, 100)
     message = caught.value.message
     assert message.startswith("not enough memory: the weights take 1.70 MiB, one slot of 100 frames")
     assert "1.00 GiB are free" in message
@@ -142,7 +146,75 @@ def test_the_published_model_fits_where_it_is_known_to(monkeypatch: pytest.Monke
     studio.config = PUBLISHED
     studio.dtype_name = "bfloat16"
     # Weights 15.4 GB and codec 1.5 GB of the 119.4 GB that may be taken; a slot of 3,000 frames 1.57 GB.
-    assert (studio.device, studio.slots_that_fit(1000, 3000)[0]) == (CPU, 32)
+    assert (studio.device, studio.reckon(1000, 3000).n_slots) == (CPU, 32)
     monkeypatch.setitem(studio_module.MOST_SLOTS, "cpu", 1000)
-    assert studio.slots_that_fit(1000, 3000)[0] == 65
-    assert studio.slots_that_fit(1000, 250)[0] == 763
+    assert studio.reckon(1000, 3000).n_slots == 65
+    assert studio.reckon(1000, 250).n_slots == 763
+
+
+def test_a_batch_that_was_asked_for_shrinks_to_what_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_bytes = bytes_for(studio_with(monkeypatch, 0), 3, n_columns=63)
+    reckoning = studio_with(monkeypatch, n_bytes).reckon(1000, n_positions=5000, asked=16)
+    assert reckoning.n_slots == 3
+    assert reckoning.line.startswith("batch size 3, 16 do not fit (cpu, float32): ")
+
+
+def short_of_memory(monkeypatch: pytest.MonkeyPatch, n_slots: float) -> None:
+    """Let so many slots of 0.2 s with no prompt but its silences find room beside the embedded model."""
+    checkpoint = open_checkpoint("embedded")
+    monkeypatch.setattr(studio_module, "free_bytes", lambda _: 0)
+    studio = Studio(checkpoint, Device("cpu"))
+    slot = kv_bytes_per_frame(checkpoint.config, "float32") * columns_for(3 + 12, checkpoint.config)
+    weights = weight_bytes(studio.config, "float32", studio.config.depformer_config.num_active_codebooks)
+    n_bytes = int((weights + CODEC_BYTES + n_slots * slot) / MEMORY_SHARE)
+    monkeypatch.setattr(studio_module, "free_bytes", lambda _: n_bytes)
+
+
+WITHOUT_PERSONA = ("--voice-prompt", "none", "--text-prompt", "", "--device", "cpu")
+
+
+def test_a_run_short_of_memory_takes_a_smaller_batch_and_says_so_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = record_all(tmp_path / "in", [0.2] * 5)
+    short_of_memory(monkeypatch, 2.5)
+    result = converted(folder, tmp_path / "out", *WITHOUT_PERSONA)
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("batch size ")]
+    assert line.startswith("batch size 2 (cpu, float32): ")
+    assert len(whole_replies(tmp_path / "out")) == 5
+
+
+def test_a_run_without_memory_for_one_file_ends_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = record_all(tmp_path / "in", [0.2])
+    short_of_memory(monkeypatch, 0.5)
+    result = personaplex("convert", folder, tmp_path / "out", *WITHOUT_PERSONA)
+    assert result.exit_code == 2
+    assert "error: not enough memory: the weights take " in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def as_if_saved_on_a_gpu(voice: Path, target: Path) -> Path:
+    """A copy whose tensors say that they were on a GPU."""
+    with zipfile.ZipFile(voice) as held, zipfile.ZipFile(target, "w") as written:
+        for member in held.infolist():
+            # A pickled string is an X, its length in four bytes, and its letters.
+            content = held.read(member).replace(b"X\3\0\0\0cpu", b"X\6\0\0\0cuda:0")
+            written.writestr(member.filename, content)
+    return target
+
+
+def test_a_voice_that_was_saved_on_a_gpu_loads_on_a_cpu(
+    tmp_path: Path, golden_config: PersonaPlexConfig
+) -> None:
+    original = GOLDEN / "checkpoint" / "voices" / "VOICE0.pt"
+    path = as_if_saved_on_a_gpu(original, tmp_path / "VOICE0.pt")
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="on a CUDA device"):
+            torch.load(path, weights_only=True)
+    voice, same = load_voice(path, golden_config), load_voice(original, golden_config)
+    assert voice.n_frames == same.n_frames
+    for name in ("embeddings", "cache"):
+        assert torch.equal(getattr(voice, name), getattr(same, name))
+        assert getattr(voice, name).device == CPU

@@ -22,7 +22,8 @@ from personaplex_cli.engine import slots as slots_room
 from personaplex_cli.engine import step as step_room
 from personaplex_cli.engine.generate import generate
 from personaplex_cli.engine.sampling import Draws
-from personaplex_cli.engine.step import read_prompt
+from personaplex_cli.engine.slots import Slots
+from personaplex_cli.engine.step import Block, read_prompt
 from personaplex_cli.engine.turns import FREE, Prompt, Reply, Turn, lay_out
 from personaplex_cli.model.lm import Lm
 from personaplex_cli.model.ring import masked_reach
@@ -416,6 +417,50 @@ def test_frames_are_counted_as_they_are_done(tiny_config: PersonaPlexConfig, tin
     turns, counted = some_turns(tiny_config, [10, 20, 5]), []
     list(generate(tiny_lm, turns, n_slots=2, sampling=GREEDY, on_frames=counted.append))
     assert sum(counted) == sum(turn.n_frames for turn in turns)
+
+
+def test_where_the_memory_runs_out_turns_begin_again_in_half_the_slots(
+    tiny_config: PersonaPlexConfig, tiny_lm: Lm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = some_turns(tiny_config, [40, 10, 20, 5, 30])
+    expected = {reply.turn: reply for reply in generate(tiny_lm, turns, n_slots=4, sampling=GREEDY)}
+    run, n_runs = Slots.run, 0
+
+    def run_short_of_memory(slots: Slots, block: Block) -> Tensor:
+        nonlocal n_runs
+        n_runs += 1
+        if n_runs in (3, 5):
+            raise MemoryError
+        return run(slots, block)
+
+    monkeypatch.setattr(Slots, "run", run_short_of_memory)
+    counted: list[int] = []
+    shrunk: list[tuple[int, int]] = []
+    replies = generate(
+        tiny_lm,
+        turns,
+        n_slots=4,
+        sampling=GREEDY,
+        on_frames=counted.append,
+        on_shrink=lambda *sizes: shrunk.append(sizes),
+    )
+    answered = [(reply.turn, reply.tokens) for reply in replies if isinstance(reply, Reply)]
+    assert [n_slots for n_slots, _ in shrunk] == [2, 1]
+    assert sum(counted) == sum(turn.n_frames for turn in turns)
+    assert len(answered) == len(turns)
+    assert all(torch.equal(tokens, expected[turn].tokens) for turn, tokens in answered)
+
+
+def test_an_error_that_is_no_want_of_memory_is_raised(
+    tiny_config: PersonaPlexConfig, tiny_lm: Lm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Tensor:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(Slots, "run", broken)
+    replies = generate(tiny_lm, some_turns(tiny_config, [5]), n_slots=2, sampling=GREEDY)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        list(replies)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -46,6 +46,11 @@ class Seat:
         return min(n_steps, self.turn.n_frames - self.n_done)
 
     @property
+    def n_frames_done(self) -> int:
+        """Frames of the reply that are finished."""
+        return min(self.n_done, self.turn.n_frames)
+
+    @property
     def position(self) -> int:
         """Of the column that the next step reads."""
         return self.turn.prompt.n_frames - 1 + self.n_done
@@ -100,9 +105,14 @@ class Slots:
 
     def sit(self, slot: int, turn: Turn) -> None:
         """Begin a turn: its prompt's memory is copied, its first column laid."""
+        # Seated first: if the memory runs out below, the turn is known to have begun.
+        self.seat(slot, turn)
         self.make_room(turn.n_positions)
         self.ring.place(slot, self.prompts.past_of(turn.prompt))
         self.columns[slot] = turn.live[:, 0].to(self.columns.device)
+
+    def seat(self, slot: int, turn: Turn) -> None:
+        """Give a slot to a turn, whatever its memory holds."""
         self.seats[slot] = Seat(turn, Tape(turn.seed, turn.name, self.draws.n_draws))
 
     def make_room(self, n_positions: int) -> None:

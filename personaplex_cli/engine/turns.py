@@ -66,6 +66,13 @@ class Reply:
     tokens: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Unanswered:
+    """A turn that the memory does not hold, even alone."""
+
+    turn: Turn
+
+
 def initial_column(config: PersonaPlexConfig) -> Tensor:
     """ "Nothing yet" in every stream. [17]"""
     column = torch.full((config.n_streams,), config.audio_initial)

@@ -7,11 +7,12 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from personaplex_cli.config.facts import expected_tensors
 from personaplex_cli.config.load import LoadedConfig, load_config
 from personaplex_cli.config.tree import PersonaPlexConfig
 from personaplex_cli.errors import ConfigError, ModelError, SettingsError
@@ -30,6 +31,15 @@ CONFIGS = ("config.json", "config.yaml", "config.yml")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 SHARD_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*\.safetensors", re.ASCII)
 
+SHA256 = re.compile(r"[0-9a-f]{64}")
+WRONG_SIZE = "Consistency check failed"
+"""How the Hub's library begins its complaint; it has no class for it."""
+BROKEN_OFF = ("ChunkedEncodingError", "ReadTimeout")
+"""Errors of the library that the Hub's library calls, which is none of ours."""
+DAMAGED = (
+    "the download arrived damaged and was removed; run again. If that does not help, something on the way "
+    "changes it: get the files by another way, and name their directory"
+)
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 MAX_HEADER_BYTES = 100_000_000
@@ -37,6 +47,7 @@ MAX_NOTICE_CHARACTERS = 4_000
 WHOLE_BYTES = 1_000_000
 BLOCK_BYTES = 4_096
 N_BLOCKS = 64
+SUMMED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,7 @@ def open_folder(name: str, folder: Path, config: Path | None, overrides: Sequenc
     weights = weight_files(folder)
     mimi, tokenizer = folder / loaded.config.resolved_mimi_name, folder / TOKENIZER
     faults = [*optional_faults(folder), *file_faults([*weights, mimi, tokenizer])]
+    faults = faults or [*foreign_weights(weights, loaded.config)]
     if faults:
         headline = f"{named(name, folder)}: not a whole PersonaPlex model:"
         raise ModelError("\n".join([ModelError.listing(headline, faults).message, *advice(name, folder)]))
@@ -249,6 +261,15 @@ def data_spans(header: dict[str, Any]) -> list[tuple[int, int]]:
     return spans
 
 
+def foreign_weights(weights: Sequence[Path], config: PersonaPlexConfig) -> Iterator[str]:
+    """The files' tensors, if none of them is PersonaPlex's. Single differences are told when it is loaded."""
+    headers = (json.loads(read_header(path)[0]) for path in weights)
+    found = {name for header in headers for name in header if name != "__metadata__"}
+    if not found & expected_tensors(config).keys():
+        some, files = ", ".join(sorted(found)[:3]), ", ".join(path.name for path in weights)
+        yield f"{files}: another model's weights: of {len(found)} tensors ({some}...) none is PersonaPlex's"
+
+
 def named(name: str, folder: Path) -> str:
     """The user's name of a model, and its folder where that is another thing."""
     return name if name == str(folder) else f"{name} ({folder})"
@@ -348,11 +369,51 @@ def snapshot(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
 
     if not sys.stderr.isatty():
         disable_progress_bars()
+    blobs = blobs_of(name)
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
-    # What a Hub, a proxy or a download helper does wrong comes as any of these.
+        known = set(blobs.glob("*"))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+        check_sums(name, set(blobs.glob("*")) - known)
+    # What a Hub, a proxy or a download tool does wrong comes as any of these.
     except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
+        if WRONG_SIZE in str(error):
+            # Of another file; the next run would go on behind it.
+            remove(blobs.glob("*.incomplete"))
         raise ModelError(hub_trouble(name, revision, error)) from error
+    return folder
+
+
+def blobs_of(name: str) -> Path:
+    """Where the Hub's cache keeps the contents of a repository's files."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "blobs")
+
+
+def check_sums(name: str, blobs: Iterable[Path]) -> None:
+    """Read what has just been downloaded, and remove what is damaged.
+
+    A large file's blob bears its SHA-256 as its name.
+    """
+    damaged = [blob for blob in blobs if SHA256.fullmatch(blob.name) and sha256_of(blob) != blob.name]
+    remove(damaged)
+    if damaged:
+        raise ModelError(f"{name}: {DAMAGED} (wrong checksum)")
+
+
+def sha256_of(path: Path) -> str:
+    """A file's SHA-256, read in blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(SUMMED_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Delete files; another run may have done so."""
+    for path in list(paths):
+        path.unlink(missing_ok=True)
 
 
 def hub_trouble(name: str, revision: str | None, error: BaseException) -> str:
@@ -394,6 +455,10 @@ def recognised_trouble(name: str, revision: str | None, error: BaseException) ->
             f"{name}: the Hub refuses the download ({status}). If the repository is gated, accept its "
             f"licence on its page of the Hub; then {log_in} (with a token that may read gated repositories)."
         )
+    if WRONG_SIZE in str(error):
+        return f"{name}: {DAMAGED} (wrong size)"
+    if type(error).__name__ in BROKEN_OFF:
+        return f"{name}: the connection broke off or stalled; run again, and the download goes on"
     if status is not None:
         return f"{name}: the Hub answered {status}; try again later, or name a directory that holds the files"
     # An error that names a file is one of this machine; those of connections do not.

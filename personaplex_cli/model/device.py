@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,8 @@ CGROUPS = [
     ),
 ]
 """Control groups, versions 2 and 1: folder, limit, use, and what of it is page cache, given back freely."""
+MEMORY_WORDS = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+"""How torch's allocators (CPU; CUDA and MPS; cuBLAS) complain in an error that has no type of its own."""
 LARGE_MODEL = 1_000_000_000
 """Parameters from which `auto` means bfloat16 on a CPU: there the memory is the bottleneck."""
 
@@ -68,3 +71,19 @@ def free_on_host() -> Iterator[int]:
             yield max(0, int((Path(folder) / limit).read_text()) - taken)
         except (OSError, ValueError, KeyError):
             continue
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory was asked for and not there: with less work it may be enough."""
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in MEMORY_WORDS)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back what nothing holds any longer."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
