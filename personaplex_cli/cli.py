@@ -5,14 +5,18 @@ Rooms that take time to enter (pydantic, rich, torch) are imported inside the co
 
 from __future__ import annotations
 
+import errno
+import math
 import os
+import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from types import FrameType
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -21,9 +25,18 @@ from personaplex_cli import __version__
 from personaplex_cli.errors import PersonaplexError, SettingsError
 
 SOME_FAILED = 1
-INTERRUPTED = 130
+BY_SIGNAL = 128  # what a shell adds to the number of the signal that ended a program
 MAX_SECONDS = 1e9
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asks us to end: we clean up as for Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.strsignal(number))
+        self.number = number
 
 
 class FrontDoor(TyperGroup):
@@ -40,7 +53,9 @@ class FrontDoor(TyperGroup):
             show_error(error.message)
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as interrupt:
-            raise typer.Exit(INTERRUPTED) from interrupt
+            number = interrupt.number if isinstance(interrupt, Stopped) else signal.SIGINT
+            sys.stderr.write(f"stopped by {signal.Signals(number).name}\n")
+            raise typer.Exit(BY_SIGNAL + number) from interrupt
         except BrokenPipeError as error:
             _drop_output()
             raise typer.Exit(CLOSED_PIPE) from error
@@ -250,6 +265,17 @@ PadStart = Annotated[
 PadEnd = Annotated[
     float, typer.Option(metavar="SECONDS", help="Silence after the recording, to leave the answer room.")
 ]
+MaxDuration = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", show_default=False, help="Refuse recordings that are longer."),
+]
+FixNonfinite = Annotated[
+    bool, typer.Option("--fix-nonfinite", help="Replace NaN and infinite samples by 0 and count them.")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Show what would be done, the memory and about the time; write nothing."),
+]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first file that fails.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace outputs that are there.")]
 AsJson = Annotated[
@@ -289,13 +315,16 @@ def convert(
     channel: Channel = "0",
     pad_start: PadStart = 0.0,
     pad_end: PadEnd = 0.0,
+    max_duration: MaxDuration = None,
+    fix_nonfinite: FixNonfinite = False,
     overwrite: Overwrite = False,
+    dry_run: DryRun = False,
     fail_fast: FailFast = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Answer recordings: for each a reply (WAV), its tokens and its transcript."""
-    from personaplex_cli.console import RunWindow
+    from personaplex_cli.console import RunWindow, show_forecast
     from personaplex_cli.files.jobs import plan_jobs
     from personaplex_cli.settings import DEFAULT_ROLE, Batching, Choices, Device, Persona, Sampling
 
@@ -310,10 +339,12 @@ def convert(
         pad_end_seconds=pad_end,
         overwrite=overwrite,
         fail_fast=fail_fast,
+        fix_nonfinite=fix_nonfinite,
+        longest_seconds=math.inf if max_duration is None else max_duration,
     )
     persona = Persona(voice_prompt, DEFAULT_ROLE if text_prompt is None else text_prompt)
     sources, out = _sources_and_out(paths)
-    if out == "-" and as_json:
+    if out == "-" and as_json and not dry_run:
         raise SettingsError("--json and OUT = - both want standard output; give a folder for OUT")
     with _output_folder(out) as folder:
         plan = plan_jobs(sources, folder, persona=persona, seed=seed, stdin=sys.stdin.buffer)
@@ -324,8 +355,13 @@ def convert(
         # torch is loaded here, after the checks.
         from personaplex_cli.convert import convert as convert_plan
         from personaplex_cli.model.checkpoint import open_checkpoint
+        from personaplex_cli.rehearse import rehearse
 
         checkpoint = open_checkpoint(model, config=config, overrides=overrides or (), revision=revision)
+        if dry_run:
+            forecast = rehearse(plan, checkpoint, choices)
+            show_forecast(forecast, as_json=as_json)
+            raise typer.Exit(0 if forecast.all_well else SOME_FAILED)
         with RunWindow(quiet=quiet, as_json=as_json) as window:
             if checkpoint.notice:
                 window.say(checkpoint.notice)
@@ -376,6 +412,8 @@ def _batch_size(written: str) -> int | None:
 def _sources_and_out(paths: list[str]) -> tuple[list[str], str]:
     if len(paths) < 2:
         raise SettingsError(f"{paths[0]}: name the recordings, then the folder for the replies")
+    if not paths[-1].strip():
+        raise SettingsError("OUT is empty; to take this folder, write .")
     return paths[:-1], paths[-1]
 
 
@@ -396,14 +434,50 @@ def _drop_output() -> None:
     os.close(nowhere)
 
 
+def _open_closed_streams() -> None:
+    """Let standard streams that were closed (`>&-`) lead nowhere, or files of ours take their numbers."""
+    handle = os.open(os.devnull, os.O_RDWR)
+    while handle <= 2:
+        handle = os.dup(handle)
+    os.close(handle)
+    for number, (name, mode) in enumerate([("stdin", "r"), ("stdout", "w"), ("stderr", "w")]):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def _end_unwritable(error: OSError) -> NoReturn:
+    """One message for a full disk behind standard output. Other errors are faults of ours, and raised."""
+    # The error of a standard stream names no file.
+    if error.filename is not None or error.errno not in UNWRITABLE:
+        raise error
+    from personaplex_cli.console import show_error
+
+    _drop_output()
+    with suppress(OSError):
+        show_error(f"standard output cannot be written ({error.strerror}); send it elsewhere")
+    sys.exit(SOME_FAILED)
+
+
+def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+    raise Stopped(number)
+
+
 def main() -> None:
     """Run the command line. The console script and `python -m personaplex_cli` come in here."""
+    _open_closed_streams()
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        # Where somebody has us ignore it (nohup), we do.
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _stop)
     for stream in (sys.stdout, sys.stderr):
         # A terminal of another encoding shows a stand-in for a letter that it lacks, and nothing fails.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="personaplex")
+    except OSError as error:
+        _end_unwritable(error)
     finally:
         try:
             sys.stdout.flush()

@@ -6,13 +6,15 @@ Standard output is for what was asked, standard error for the rest.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -23,8 +25,11 @@ from tqdm import tqdm
 from personaplex_cli.config import facts
 from personaplex_cli.config.load import DEFAULT, SET, LoadedConfig
 from personaplex_cli.config.tree import PersonaPlexConfig
-from personaplex_cli.files.plain_json import json_text
+from personaplex_cli.files.plain_json import json_bytes
 from personaplex_cli.files.runlog import Outcome
+
+if TYPE_CHECKING:  # It would load torch.
+    from personaplex_cli.rehearse import Forecast
 
 ORIGIN_COLUMN = 60
 GUIDE_WIDTH = 4
@@ -65,12 +70,17 @@ class RunWindow:
     def begin(self, n_files: int, n_frames: int) -> None:
         """Set up the bar; tqdm shows none where standard error is no terminal."""
         self.began = time.monotonic()
+        # On a terminal without a size (a serial line, a recorder of terminals) tqdm would draw nothing.
+        tells_size = columns_of(sys.stderr) > 0
+        n_columns, n_rows = (None, None) if tells_size else shutil.get_terminal_size()
         self.bar = tqdm(
             total=n_frames,
             desc=f"{n_files} files",
             unit=" frames",
             file=sys.stderr,
-            dynamic_ncols=True,
+            ncols=n_columns,
+            nrows=n_rows,
+            dynamic_ncols=tells_size,
             disable=self.quiet or not sys.stderr.isatty(),
         )
 
@@ -86,10 +96,13 @@ class RunWindow:
         if outcome.status == "converted":
             self.audio_seconds += outcome.audio_seconds or 0.0
         if outcome.status == "failed":
-            self.say(f"failed: {outcome.reason}")
+            # A line a failure, whatever the file's name holds.
+            self.say(f"failed: {outcome.reason}".replace("\n", "\\n"))
         if self.as_json:
-            sys.stdout.write(f"{json_text(outcome.to_json())}\n")
-            sys.stdout.flush()
+            # JSON is UTF-8 whatever the locale says; above the bar, since both may share a terminal.
+            with tqdm.external_write_mode(file=sys.stdout):
+                sys.stdout.buffer.write(json_bytes(outcome.to_json()) + b"\n")
+                sys.stdout.flush()
 
     def say(self, line: str) -> None:
         """A line on standard error, above the bar if there is one."""
@@ -121,7 +134,44 @@ class RunWindow:
         for name in row:
             table.add_column(name, justify="right")
         table.add_row(*row.values())
-        Console(stderr=True, highlight=False).print(table)
+        # A narrow terminal wraps the lines; rich would cut the numbers off.
+        Console(stderr=True, highlight=False, width=UNWRAPPED).print(table)
+
+
+def columns_of(stream: TextIO) -> int:
+    """A terminal's width in letters; 0 where there is none, or it does not tell."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return 0
+
+
+def show_forecast(forecast: Forecast, *, as_json: bool) -> None:
+    """What a run would do, on standard output: a table, or one JSON object."""
+    reckoning, minutes = forecast.reckoning, forecast.wall_seconds / 60
+    if as_json:
+        what = {
+            "files": [outcome.to_json() for outcome in forecast.outcomes],
+            "frames": forecast.n_frames,
+            "batch_size": reckoning and reckoning.n_slots,
+            "memory_bytes": reckoning and reckoning.n_bytes,
+            "free_bytes": reckoning and reckoning.n_free,
+            "wall_seconds": round(forecast.wall_seconds, 1),
+        }
+        sys.stdout.buffer.write(json_bytes(what) + b"\n")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("source", "status", "audio", "reply, or reason"):
+        table.add_column(name, justify="right" if name == "audio" else "left", overflow="fold")
+    for outcome in forecast.outcomes:
+        seconds = "" if outcome.audio_seconds is None else f"{outcome.audio_seconds:.1f} s"
+        cells = outcome.source, outcome.status, seconds, outcome.reason or outcome.outputs[0]
+        table.add_row(*(Text(visible(cell).replace("\n", "\\n")) for cell in cells))
+    _write(table)
+    if reckoning:
+        sys.stdout.write(
+            f"\n{forecast.n_frames} frames in about {minutes:.1f} min, loading apart\n{reckoning.line}\n"
+        )
 
 
 def show_config(loaded: LoadedConfig, dtype_name: str, batch_size: int, audio_seconds: float) -> None:
@@ -219,7 +269,7 @@ def _bytes(number: int) -> str:
     return f"{number} bytes"
 
 
-def _write(*trees: Tree) -> None:
+def _write(*trees: Tree | Table) -> None:
     # rich would end the program by itself when a pipe is closed; written by us, the front door sees it.
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Protocol
 
@@ -14,24 +13,25 @@ import numpy as np
 from torch import Tensor
 
 from personaplex_cli.audio.codec import CHUNK_FRAMES
-from personaplex_cli.audio.pcm import Pcm, Recording, fit, seconds_of, side_by_side, whole_frames, write_wav
-from personaplex_cli.config.facts import frames_of
+from personaplex_cli.audio.pcm import Pcm, Recording, fit, side_by_side, whole_frames, write_wav
 from personaplex_cli.engine.generate import generate
 from personaplex_cli.engine.turns import Prompt, Reply, Turn, lay_out, on_stream_timeline, user_codes
 from personaplex_cli.errors import JobError, RunStopped
-from personaplex_cli.files.atomic import finished_file, is_disk_full, sweep_partials
+from personaplex_cli.files.atomic import finished_files, is_disk_full, sweep_partials
 from personaplex_cli.files.dump import Record, TokenDump, write_dump, write_transcript
 from personaplex_cli.files.jobs import Job, Plan
-from personaplex_cli.files.resume import file_sha256, sort_out, state_of
+from personaplex_cli.files.resume import file_sha256
 from personaplex_cli.files.runlog import Outcome, RunLog
 from personaplex_cli.files.spool import OnDisk
 from personaplex_cli.model.checkpoint import Checkpoint
+from personaplex_cli.model.device import is_out_of_memory, release_memory
 from personaplex_cli.record import Facts
+from personaplex_cli.schedule import Schedule, Scheduled, make_schedule, recording_of
 from personaplex_cli.settings import Choices
 from personaplex_cli.studio import Studio
 
-FRAMES_ALIKE = 125
-"""Recordings whose lengths differ by less (10 s) may begin in any order."""
+PIPE_SECONDS = 60.0
+"""How long a pipe may say nothing while other files wait."""
 
 
 class Window(Protocol):
@@ -68,60 +68,20 @@ def convert(plan: Plan, checkpoint: Checkpoint, choices: Choices, window: Window
     """
     studio = Studio(checkpoint, choices.device)
     facts = Facts(studio, choices)
-    jobs = sort_out(plan.jobs, facts.fingerprint_of, overwrite=choices.overwrite)
-    queue = Queue.of(jobs.todo, studio, choices.pad_start_seconds + choices.pad_end_seconds)
-    n_slots = batch_size(queue, len(plan.jobs), studio, choices, window) if jobs.todo else 0
-    for job in jobs.todo:
-        facts.voice(job.persona.voice)
-    if jobs.todo:
+    schedule = make_schedule(plan, studio, facts, choices)
+    if schedule.reckoning and not (choices.fail_fast and schedule.refused):
+        if choices.batching.batch_size != schedule.reckoning.n_slots:
+            window.remark(schedule.reckoning.line)
         studio.load()
     sweep_partials(plan.outputs)
     with RunLog(plan.run_log) as log:
         run = Run(studio, choices, facts, log, window)
-        for job in jobs.skipped:
+        for job in schedule.skipped:
             run.settle(Outcome(source=job.name, status="skipped", outputs=job.output_names))
-        if jobs.todo:
-            run.answer(queue, n_slots)
+        for job, error in schedule.refused:
+            run.fail(job, error)
+        run.answer(schedule)
     return not run.n_failed
-
-
-@dataclass(frozen=True)
-class Queue:
-    """Jobs in the order in which they begin, and the frames that their headers promise."""
-
-    jobs: tuple[Job, ...]
-    n_frames: int
-    longest: int
-    longest_prompt: int
-
-    @classmethod
-    def of(cls, jobs: Sequence[Job], studio: Studio, padding_seconds: float = 0.0) -> Queue:
-        """Long recordings first, so that slots finish close together; of those about equal, by persona, so
-        that its memory is made once. Refuses personas that cannot be used."""
-        if not jobs:
-            return cls((), 0, 0, 0)
-        personas = list(dict.fromkeys(job.persona for job in jobs))
-        studio.prompts.check(personas)
-        rank = {persona: index for index, persona in enumerate(personas)}
-        seconds = {job: seconds_of(job.source) + padding_seconds for job in jobs}
-        frames = {job: frames_of(studio.config, seconds[job]) for job in jobs}
-        ordered = sorted(
-            jobs, key=lambda job: (-(frames[job] // FRAMES_ALIKE), rank[job.persona], -frames[job])
-        )
-        prompts = (studio.prompts.measure(persona) for persona in personas)
-        return cls(tuple(ordered), sum(frames.values()), max(frames.values()), max(prompts))
-
-
-def batch_size(queue: Queue, n_planned: int, studio: Studio, choices: Choices, window: Window) -> int:
-    """The user's, or what the memory allows for the longest turn.
-
-    Of all that were planned, not of what is left: a run that goes on shall compute as it began.
-    """
-    if choices.batching.batch_size is not None:
-        return choices.batching.batch_size
-    n_slots, reckoning = studio.slots_that_fit(n_planned, queue.longest_prompt + queue.longest)
-    window.remark(reckoning)
-    return n_slots
 
 
 class Run:
@@ -133,38 +93,47 @@ class Run:
         self.n_failed = 0
         self.disk_was_full = False
 
-    def answer(self, queue: Queue, n_slots: int) -> None:
+    def answer(self, schedule: Schedule) -> None:
         """Generate the replies and write each as it finishes."""
-        self.window.begin(len(queue.jobs), queue.n_frames)
-        for reply in generate(
+        if not schedule.reckoning:
+            return
+        self.window.begin(len(schedule.due), schedule.n_frames)
+        for answered in generate(
             self.studio.lm,
-            self.turns(queue.jobs),
-            n_slots=n_slots,
+            self.turns(schedule.due),
+            n_slots=schedule.reckoning.n_slots,
             sampling=self.choices.sampling,
             on_frames=self.window.frames,
+            on_shrink=self.shrunk,
         ):
-            self.finish(self.underway.pop(reply.turn), reply)
-
-    def turns(self, jobs: Iterable[Job]) -> Iterator[Turn]:
-        """Read and encode the recordings, as many side by side as suits the device, as slots fall free."""
-        waiting = iter(jobs)
-        while group := list(islice(waiting, self.studio.n_codec_rows)):
-            opened = [underway for job in group if (underway := self.open(job))]
-            readings = [Reading(underway.recording) for underway in opened]
-            codes = self.studio.codec.encode(readings) if opened else []
-            for underway, reading, heard in zip(opened, readings, codes, strict=True):
-                if reading.error:
-                    self.fail(underway.job, reading.error)
-                    underway.source.close()
+            underway = self.underway.pop(answered.turn)
+            with underway.source:
+                if isinstance(answered, Reply):
+                    self.finish(underway, answered)
                 else:
-                    yield self.turn(underway, heard)
+                    self.fail(underway.job, out_of_memory(underway.job, "to answer it, even alone"))
 
-    def open(self, job: Job) -> Underway | None:
+    def shrunk(self, n_slots: int, n_begun: int) -> None:
+        """Tell of a smaller batch."""
+        self.window.remark(
+            f"out of memory: batch size {n_slots} from now on; {n_begun} recordings in the slots begin again"
+        )
+
+    def turns(self, due: Sequence[Scheduled]) -> Iterator[Turn]:
+        """Read and encode the recordings, as many side by side as suits the device, as slots fall free."""
+        # A pipe may keep its reader waiting for ever, but not the other files.
+        idle_seconds = PIPE_SECONDS if len(due) > 1 else None
+        waiting = iter(due)
+        while group := list(islice(waiting, self.studio.n_codec_rows)):
+            opened = [underway for each in group if (underway := self.open(each, idle_seconds))]
+            for underway, codes in self.encoded(opened):
+                yield self.turn(underway, codes)
+
+    def open(self, each: Scheduled, idle_seconds: float | None) -> Underway | None:
         """Begin a job, or say why it cannot be begun."""
+        job = each.job
         try:
-            if job.fault:
-                raise JobError(job.fault)
-            source = OnDisk(job.source)
+            source = OnDisk(job.source, idle_seconds, each.stamp)
             return Underway(job, source, self.recording(job, source), sha256_of(job, source))
         except JobError as error:
             self.fail(job, error)
@@ -172,9 +141,33 @@ class Run:
 
     def recording(self, job: Job, source: OnDisk) -> Recording:
         """What the user says in a job."""
-        rate, choices = self.studio.config.sample_rate, self.choices
-        n_before, n_after = round(choices.pad_start_seconds * rate), round(choices.pad_end_seconds * rate)
-        return Recording(source.path, rate, job.channel or choices.channel, n_before, n_after)
+        return recording_of(job, source.path, self.studio, self.choices)
+
+    def encoded(self, group: Sequence[Underway]) -> Iterator[tuple[Underway, Tensor]]:
+        """Codes of recordings side by side; one by one where the memory does not hold them together."""
+        if not group:
+            return
+        readings = [Reading(underway) for underway in group]
+        try:
+            codes = self.studio.codec.encode(readings)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            codes = []
+        if not codes and len(group) > 1:
+            release_memory(self.studio.device)
+            for underway in group:
+                again = self.recording(underway.job, underway.source)
+                yield from self.encoded([replace(underway, recording=again)])
+            return
+        for underway, reading, heard in zip_longest(group, readings, codes):
+            if heard is None:
+                reading.error = out_of_memory(underway.job, "to encode it")
+            if reading.error:
+                underway.source.close()
+                self.fail(underway.job, reading.error)
+            else:
+                yield underway, heard
 
     def turn(self, underway: Underway, heard: Tensor) -> Turn:
         """Persona and user join."""
@@ -194,28 +187,24 @@ class Run:
         return f"exceeds the model's window of {window:.2f} s: from {left:.2f} s on the prompt leaves it"
 
     def finish(self, underway: Underway, reply: Reply) -> None:
-        """Write a reply's files: the dump first, the transcript last, so that a part is known as a part."""
+        """Write a reply's files, which appear together."""
         job = underway.job
-        in_part: tuple[Path, ...] = ()
+        self.log.check()
         try:
             record = self.facts.record_of(job, underway.recording, underway.sha256)
-            write_dump(job.dump, token_dump(reply, user_codes(reply.turn, self.studio.config), record))
-            in_part = job.outputs
             shown = self.on_timeline(reply)
-            n_clamped = self.write_wav(underway, shown[1:])
-            self.write_transcript(job, record, shown[0].tolist())
-        except BaseException as error:
-            # Whatever stops us, Ctrl-C too: no reply stays in part, or with a part of an older one.
-            for path in in_part if state_of(job) != "complete" else ():
-                with suppress(OSError):
-                    path.unlink()
-            if not isinstance(error, JobError):
-                raise
+            with finished_files(*job.outputs) as (dump, wav, transcript):
+                write_dump(dump, token_dump(reply, user_codes(reply.turn, self.studio.config), record))
+                n_clamped = self.write_wav(wav, underway, shown[1:])
+                self.write_transcript(transcript, record, shown[0].tolist())
+        except JobError as error:
             self.fail(job, error)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.fail(job, out_of_memory(job, "to make its audio"))
         else:
             self.settle(converted(underway, n_clamped))
-        finally:
-            underway.source.close()
 
     def on_timeline(self, reply: Reply) -> Tensor:
         """The reply's tokens as they will be heard. [9, F]"""
@@ -223,25 +212,25 @@ class Run:
             return reply.tokens
         return on_stream_timeline(reply, self.studio.config)
 
-    def write_wav(self, underway: Underway, codes: Tensor) -> int:
+    def write_wav(self, path: Path, underway: Underway, codes: Tensor) -> int:
         """Decode codes [8, F] into the reply's WAV, as long as the recording. -> clamped samples"""
         codec, n_samples = self.studio.codec, underway.recording.n_samples
         blocks: Iterable[Pcm] = codec.decode_one(codes)
         if self.choices.stereo:
-            if sha256_of(underway.job, underway.source) != underway.sha256:
-                raise JobError(f"{underway.job.source}: has changed since it was read; run again")
             user = self.recording(underway.job, underway.source).blocks()
             per_frame = codec.samples_per_frame
             blocks = side_by_side(whole_frames(user, CHUNK_FRAMES * per_frame, per_frame), blocks)
-        with finished_file(underway.job.wav) as partial:
-            n_channels = 2 if self.choices.stereo else 1
-            return write_wav(partial, fit(blocks, n_samples), self.studio.config.sample_rate, n_channels)
+        n_channels = 2 if self.choices.stereo else 1
+        n_clamped = write_wav(path, fit(blocks, n_samples), self.studio.config.sample_rate, n_channels)
+        if self.choices.stereo:
+            underway.source.check()
+        return n_clamped
 
-    def write_transcript(self, job: Job, record: Record, text_tokens: Sequence[int]) -> None:
+    def write_transcript(self, path: Path, record: Record, text_tokens: Sequence[int]) -> None:
         """Write what was said, with times."""
         tokenizer = self.studio.tokenizer
         write_transcript(
-            job.transcript,
+            path,
             record,
             text=tokenizer.text(text_tokens),
             words=[(word.word, word.start, word.end) for word in tokenizer.words(text_tokens)],
@@ -267,15 +256,24 @@ class Run:
 class Reading:
     """A recording's blocks; a failure ends them and is kept, so that a neighbour in the codec goes on."""
 
-    def __init__(self, recording: Recording) -> None:
-        self.recording = recording
+    def __init__(self, underway: Underway) -> None:
+        self.underway = underway
         self.error: JobError | None = None
 
     def __iter__(self) -> Iterator[Pcm]:
         try:
-            yield from self.recording.blocks()
+            yield from self.underway.recording.blocks()
+            self.underway.source.check()
         except JobError as error:
-            self.error = error
+            self.error = self.underway.source.told(error)
+
+
+def out_of_memory(job: Job, what_for: str) -> JobError:
+    """There is not enough memory for a job."""
+    return JobError(
+        f"{job.source}: not enough memory {what_for}; use --dtype bfloat16, a shorter recording, "
+        "or a larger machine"
+    )
 
 
 def sha256_of(job: Job, source: OnDisk) -> str:
@@ -312,5 +310,6 @@ def converted(underway: Underway, n_clamped: int) -> Outcome:
             "source_sample_rate": recording.source_sample_rate,
             "clipped_input_samples": recording.n_clipped,
             "clamped_output_samples": n_clamped,
+            "nonfinite_input_samples": recording.n_nonfinite,
         },
     )

@@ -49,6 +49,7 @@ class Facts:
                 "timeline": self.choices.timeline,
                 "stereo": self.choices.stereo,
                 "channel": job.channel or self.choices.channel,
+                "fix_nonfinite": self.choices.fix_nonfinite,
                 "padding": [self.choices.pad_start_seconds, self.choices.pad_end_seconds],
                 "dtype": self.studio.dtype_name,
             }

@@ -68,7 +68,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user chose for all files of a run. Paddings are silence beside the recording, in seconds."""
+    """What the user chose for all files of a run. Paddings are silence beside the recording, in seconds.
+
+    Recordings of more than `longest_seconds` are refused.
+    """
 
     sampling: Sampling = field(default_factory=Sampling)
     batching: Batching = field(default_factory=Batching)
@@ -80,10 +83,14 @@ class Choices:
     pad_end_seconds: float = 0.0
     overwrite: bool = False
     fail_fast: bool = False
+    fix_nonfinite: bool = False
+    longest_seconds: float = math.inf
 
     def __post_init__(self) -> None:
         if self.channel != "mix" and not (self.channel.isascii() and self.channel.isdigit()):
             raise SettingsError(f"--channel {self.channel}: must be a number from 0, or mix")
+        if not self.longest_seconds > 0:
+            raise SettingsError(f"--max-duration {self.longest_seconds}: must be a length above 0 seconds")
         for name, seconds in (("start", self.pad_start_seconds), ("end", self.pad_end_seconds)):
             if not 0 <= seconds < LONGEST_PADDING:
                 raise SettingsError(

@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[1] / PACKAGE
 FLOORS = [
     {"__main__"},
     {"cli"},
-    {"convert", "decode", "console"},
+    {"console"},
+    {"convert", "decode", "rehearse"},
+    {"estimate", "schedule"},
     {"record"},
     {"studio"},
     {"prompt"},

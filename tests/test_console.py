@@ -22,27 +22,43 @@ import typer
 from personaplex_cli import cli, console
 from personaplex_cli.console import RunWindow, visible
 from personaplex_cli.files.runlog import Outcome
-from tests.helpers import personaplex, record
+from tests.helpers import (
+    HEEDING_INTERRUPTS,
+    log_of,
+    names_in,
+    personaplex,
+    record,
+    record_all,
+    whole_replies,
+)
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 WINDOW = """
 import time
 from personaplex_cli.console import RunWindow
 from personaplex_cli.files.runlog import Outcome
-with RunWindow(quiet={quiet}, as_json=False) as window:
+with RunWindow(quiet={quiet}, as_json={as_json}) as window:
     window.remark("batch size 2")
     window.begin(3, 200)
-    for _ in range(4):
+    for _ in range(2):
         window.frames(50)
         time.sleep(0.15)
     window.outcome(Outcome(source="a.wav", status="failed", reason="a.wav: no audio"))
+    for _ in range(2):
+        window.frames(50)
+        time.sleep(0.15)
 """
 
 
-def on_a_terminal(code: str, **environment: str) -> str:
+def window(*, quiet: bool = False, as_json: bool = False) -> str:
+    """A program that shows a run."""
+    return WINDOW.format(quiet=quiet, as_json=as_json)
+
+
+def on_a_terminal(code: str, *, rows: int = 40, columns: int = 120, **environment: str) -> str:
     """What a program shows to somebody who sits before it."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     env = {"TERM": "xterm", "PATH": os.environ["PATH"], **environment}
     with subprocess.Popen([sys.executable, "-c", code], stdout=theirs, stderr=theirs, env=env) as process:
         os.close(theirs)
@@ -54,6 +70,12 @@ def on_a_terminal(code: str, **environment: str) -> str:
     return shown.decode()
 
 
+def lines_left_by(shown: str) -> list[str]:
+    """What stands on a terminal in the end: without colours, and of a line that was written over the last."""
+    lines = COLOUR.sub("", shown).replace("\r\n", "\n").removesuffix("\n").split("\n")
+    return [line.rpartition("\r")[2] for line in lines]
+
+
 def read_some(terminal: int) -> bytes:
     try:
         return os.read(terminal, 1 << 16)
@@ -63,7 +85,7 @@ def read_some(terminal: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def terminal() -> str:
-    return on_a_terminal(WINDOW.format(quiet=False))
+    return on_a_terminal(window())
 
 
 def test_a_terminal_shows_a_bar_that_counts_frames(terminal: str) -> None:
@@ -77,18 +99,55 @@ def test_remarks_failures_and_the_table_stand_on_lines_of_their_own(terminal: st
     assert re.search(r"^converted  skipped  failed ", shown, flags=re.MULTILINE)
 
 
+def test_a_bar_goes_on_below_a_failure_and_leaves_the_cursor_on_a_fresh_line(terminal: str) -> None:
+    before, _, after = terminal.partition("failed: a.wav: no audio\r\n")
+    assert "| 100/200 [" in before
+    assert "| 200/200 [" in after
+    assert terminal.endswith("\r\n")
+    left = lines_left_by(terminal)
+    assert left[:2] == ["batch size 2", "failed: a.wav: no audio"]
+    assert left[2].startswith("3 files: 100%|")
+    assert len(left) == 5, "the bar stands there once"
+
+
+def test_a_terminal_that_tells_no_size_gets_a_bar_of_the_usual_width() -> None:
+    left = lines_left_by(on_a_terminal(window(), rows=0, columns=0))
+    assert re.fullmatch(r"3 files: 100%\|.+\| 200/200 \[.* frames/s\]", left[2])
+    assert len(left[2]) == 80
+
+
+def test_a_narrow_terminal_gets_a_short_bar_and_all_numbers() -> None:
+    left = lines_left_by(on_a_terminal(window(), columns=20))
+    assert left[1] == "failed: a.wav: no audio"
+    assert left[2].startswith("3 files: 100%|")
+    assert len(left[2]) <= 20
+    assert len(re.split(r"\s{2,}", left[3])) == len(re.split(r"\s{2,}", left[4].strip())) == 7
+
+
+def test_json_lines_on_the_bars_terminal_stay_whole() -> None:
+    left = lines_left_by(on_a_terminal(window(as_json=True)))
+    assert left[1] == "failed: a.wav: no audio"
+    assert json.loads(left[2])["source"] == "a.wav"
+    assert left[3].startswith("3 files: 100%|")
+
+
+def test_a_terminal_without_such_letters_gets_a_bar_of_plain_ones() -> None:
+    left = lines_left_by(on_a_terminal(window(), PYTHONIOENCODING="ascii"))
+    assert re.match(r"3 files: 100%\|#+\| 200/200 ", left[2])
+
+
 def test_colour_is_for_terminals_that_want_it(terminal: str) -> None:
     assert COLOUR.search(terminal)
-    assert "\x1b[1m" not in on_a_terminal(WINDOW.format(quiet=False), NO_COLOR="1", TERM="dumb")
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", on_a_terminal(WINDOW.format(quiet=False), NO_COLOR="1"))
+    assert "\x1b[1m" not in on_a_terminal(window(), NO_COLOR="1", TERM="dumb")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", on_a_terminal(window(), NO_COLOR="1"))
 
 
 def test_quiet_shows_failures_only_even_on_a_terminal() -> None:
-    assert on_a_terminal(WINDOW.format(quiet=True)) == "failed: a.wav: no audio\r\n"
+    assert on_a_terminal(window(quiet=True)) == "failed: a.wav: no audio\r\n"
 
 
 def test_without_a_terminal_there_is_no_bar_and_no_colour() -> None:
-    code = WINDOW.format(quiet=False)
+    code = window()
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == ""
     lines = ended.stderr.splitlines()
@@ -141,6 +200,20 @@ def test_the_table_counts_files_and_relates_audio_to_the_time_it_took(
         *["converted", "skipped", "failed", "audio", "wall", "frames/s", "times real time"],
     ]
     assert re.split(r"\s{2,}", values.strip()) == ["2", "1", "1", "7.5 s", "2.5 s", "37.6", "3.00"]
+
+
+def test_a_failure_is_one_line_whatever_the_files_name_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    with RunWindow(quiet=True, as_json=False) as window:
+        window.outcome(Outcome(source="a\nb", status="failed", reason="a\nb: no audio"))
+    assert capsys.readouterr().err == "failed: a\\nb: no audio\n"
+
+
+def test_json_lines_are_utf_8_whatever_the_locale_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", errors="backslashreplace"))
+    with RunWindow(quiet=True, as_json=True) as window:
+        window.outcome(Outcome(source="\N{PARTY POPPER}\udcff", status="converted"))
+    assert json.loads(written.getvalue().decode("utf-8"))["source"] == "\N{PARTY POPPER}\udcff"
 
 
 def test_json_lines_are_the_outcomes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,3 +286,32 @@ def test_a_window_needs_no_terminal_that_can_tell_its_size(monkeypatch: pytest.M
         window.begin(1, 10)
         window.frames(10)
     assert "converted" in sys.stderr.getvalue()
+
+
+TYPED_INTO = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);" + HEEDING_INTERRUPTS
+
+
+def test_ctrl_c_on_a_terminal_ends_with_130_and_replies_that_are_whole(tmp_path: Path) -> None:
+    folder = record_all(tmp_path / "in", [0.5] * 40)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", TYPED_INTO, "convert", str(folder), str(tmp_path / "out")]
+    with subprocess.Popen(
+        [*command, "--batch-size", "1"], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        while block := read_some(ours):
+            shown += block
+            if b"frames/s" in shown and any((tmp_path / "out").glob("*.json")):
+                # The terminal itself makes the signal of it.
+                os.write(ours, b"\x03")
+                break
+        while block := read_some(ours):
+            shown += block
+    os.close(ours)
+    assert process.returncode == 130, shown
+    assert b"Traceback" not in shown
+    done = whole_replies(tmp_path / "out")
+    assert 1 <= len(done) < 40
+    assert len(names_in(tmp_path / "out")) == 3 * len(done) + 1, "no reply in part"
+    assert len(log_of(tmp_path / "out")) <= len(done)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from personaplex_cli import __version__, cli
+from personaplex_cli.cli import Stopped
 from personaplex_cli.config.facts import memory_bytes, n_parameters
 from personaplex_cli.config.load import load_config
 from personaplex_cli.config.tree import PersonaPlexConfig
@@ -218,7 +220,8 @@ def failing_app(error: BaseException) -> typer.Typer:
     [
         (ConfigError("a\n  - b"), 2, "error: a\n  - b\n"),
         (JobError("c"), 1, "error: c\n"),
-        (KeyboardInterrupt(), 130, ""),
+        (KeyboardInterrupt(), 130, "stopped by SIGINT\n"),
+        (Stopped(signal.SIGTERM), 143, "stopped by SIGTERM\n"),
     ],
 )
 def test_errors_become_messages_and_exit_codes(error: BaseException, exit_code: int, said: str) -> None:
