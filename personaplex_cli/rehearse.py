@@ -43,14 +43,14 @@ def rehearse(plan: Plan, checkpoint: Checkpoint, choices: Choices) -> Forecast:
             job: Outcome(source=job.name, status="failed", reason=error.message)
             for job, error in schedule.refused
         },
-        **{each.job: planned(each, studio) for each in schedule.due},
+        **{each.job: planned(each) for each in schedule.due},
     }
     # In the order of the sources, as the user knows them.
     in_order = tuple(replace(outcomes[job], outputs=job.output_names) for job in plan.jobs)
     return Forecast(in_order, schedule.reckoning, schedule.n_frames, wall_seconds)
 
 
-def planned(each: Scheduled, studio: Studio) -> Outcome:
-    """A job that would be done."""
-    seconds = round(each.n_frames / studio.config.frame_rate, 2)
+def planned(each: Scheduled) -> Outcome:
+    """A job that would be done; a pipe does not tell its length."""
+    seconds = round(each.audio_seconds, 6) or None
     return Outcome(source=each.job.name, status="planned", audio_seconds=seconds)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from personaplex_cli.audio.pcm import Recording
 from personaplex_cli.config.facts import frames_of
+from personaplex_cli.engine.slots import PROMPTS_KEPT
 from personaplex_cli.errors import JobError
 from personaplex_cli.files.jobs import Job, Plan
 from personaplex_cli.files.resume import sort_out
@@ -25,9 +26,10 @@ FRAMES_ALIKE = 125
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A job to do: the frames that its header promises, its prompt's, and how its file looked then."""
+    """A job to do: what its header promises (0 = unknown), its prompt's frames, how its file looked."""
 
     job: Job
+    audio_seconds: float
     n_frames: int
     n_prompt_frames: int
     stamp: Stamp | None
@@ -60,8 +62,9 @@ def make_schedule(plan: Plan, studio: Studio, facts: Facts, choices: Choices) ->
     for job in sorted_out.todo:
         facts.voice(job.persona.voice)
         try:
-            n_frames = promised_frames(job, studio, choices)
-            due.append(Scheduled(job, n_frames, prompt_frames[job.persona], stamp_of(job.source)))
+            seconds = promised_seconds(job, studio, choices)
+            n_frames = frames_of(studio.config, seconds)
+            due.append(Scheduled(job, seconds, n_frames, prompt_frames[job.persona], stamp_of(job.source)))
         except JobError as error:
             refused.append((job, error))
     reckoning = None
@@ -72,12 +75,12 @@ def make_schedule(plan: Plan, studio: Studio, facts: Facts, choices: Choices) ->
     return Schedule(in_order(due), sorted_out.skipped, tuple(refused), reckoning)
 
 
-def promised_frames(job: Job, studio: Studio, choices: Choices) -> int:
-    """Frames as far as the header tells. Raises JobError for what it shows to be of no use."""
+def promised_seconds(job: Job, studio: Studio, choices: Choices) -> float:
+    """As far as the header tells, with padding. Raises JobError for what it shows to be of no use."""
     if job.fault:
         raise JobError(job.fault)
     seconds = recording_of(job, job.source, studio, choices).promised_seconds()
-    return frames_of(studio.config, seconds + choices.pad_start_seconds + choices.pad_end_seconds)
+    return seconds + choices.pad_start_seconds + choices.pad_end_seconds
 
 
 def recording_of(job: Job, path: Path, studio: Studio, choices: Choices) -> Recording:
@@ -91,13 +94,17 @@ def recording_of(job: Job, path: Path, studio: Studio, choices: Choices) -> Reco
         n_after=round(choices.pad_end_seconds * rate),
         fix_nonfinite=choices.fix_nonfinite,
         longest_seconds=choices.longest_seconds,
+        called=job.source,
     )
 
 
 def in_order(due: Sequence[Scheduled]) -> tuple[Scheduled, ...]:
-    """Long recordings first, so that slots finish close together; of those about equal, by persona, so that
-    its memory is made once."""
-    rank = {persona: index for index, persona in enumerate(dict.fromkeys(each.job.persona for each in due))}
+    """Long recordings first, so that slots finish close together. Where there are more personas than are kept
+    in memory, those about equal go by persona, so that each is read once."""
+    personas = dict.fromkeys(each.job.persona for each in due)
+    if len(personas) <= PROMPTS_KEPT:
+        return tuple(sorted(due, key=lambda each: -each.n_frames))
+    rank = {persona: index for index, persona in enumerate(personas)}
     return tuple(
         sorted(
             due, key=lambda each: (-(each.n_frames // FRAMES_ALIKE), rank[each.job.persona], -each.n_frames)

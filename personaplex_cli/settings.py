@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,9 +14,11 @@ DEFAULT_ROLE = (
 )
 NO_VOICE = "none"
 LONGEST_PADDING = 3600.0
+CHANNEL = "mix|0|[1-9][0-9]{0,3}"
+"""How a channel is written: one way for each, since it is part of what a reply is known by."""
 
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
-DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 Timeline = Literal["aligned", "stream"]
 
 
@@ -87,12 +90,12 @@ class Choices:
     longest_seconds: float = math.inf
 
     def __post_init__(self) -> None:
-        if self.channel != "mix" and not (self.channel.isascii() and self.channel.isdigit()):
+        if not re.fullmatch(CHANNEL, self.channel):
             raise SettingsError(f"--channel {self.channel}: must be a number from 0, or mix")
         if not self.longest_seconds > 0:
             raise SettingsError(f"--max-duration {self.longest_seconds}: must be a length above 0 seconds")
         for name, seconds in (("start", self.pad_start_seconds), ("end", self.pad_end_seconds)):
-            if not 0 <= seconds < LONGEST_PADDING:
+            if not 0 <= seconds <= LONGEST_PADDING:
                 raise SettingsError(
                     f"--pad-{name} {seconds}: must be from 0 to {LONGEST_PADDING:.0f} seconds"
                 )

@@ -13,6 +13,7 @@ import pytest
 
 from personaplex_cli.errors import AudioError, OutputError
 from personaplex_cli.files.atomic import finished_file, finished_files, is_disk_full, sweep_partials
+from personaplex_cli.interrupts import interrupts_held
 
 WRITER = """
 import sys, time
@@ -177,6 +178,16 @@ def test_an_interrupt_waits_until_all_files_stand_in_their_places(
         write_together(*targets)
     assert files_in(tmp_path) == ["a", "b", "c"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_is_not_lost_where_its_moment_ends_in_an_error() -> None:
+    def fail_and_be_interrupted() -> None:
+        with interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+            raise OSError
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_and_be_interrupted()
 
 
 def test_files_that_belong_together_appear_together_or_not_at_all(tmp_path: Path) -> None:

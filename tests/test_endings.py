@@ -312,6 +312,25 @@ def test_recordings_that_are_too_much_for_the_codec_together_are_encoded_one_by_
     assert n_rows[-8:] == [4, 1, 1, 1, 1, 2, 1, 1]
 
 
+@pytest.mark.parametrize("moment", ["lay_out", "OnDisk"])
+def test_no_job_is_lost_wherever_the_memory_runs_out(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    work, n_calls = getattr(corridor, moment), 0
+
+    def too_much(*arguments: Any, **options: Any) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 2:
+            raise MemoryError
+        return work(*arguments, **options)
+
+    monkeypatch.setattr(corridor, moment, too_much)
+    said = fails(source, tmp_path / "out", "--batch-size", 4, "--quiet", code=1)
+    assert "not enough memory to " in said
+    assert sorted(statuses(tmp_path / "out").values()) == ["converted"] * 5 + ["failed"]
+
+
 @pytest.mark.parametrize(
     ("moment", "words"), [("encode", "to encode it"), ("decode_one", "to make its audio")]
 )
@@ -320,12 +339,12 @@ def test_a_recording_that_is_too_much_for_the_codec_fails_alone(
 ) -> None:
     work, n_calls = getattr(Codec, moment), 0
 
-    def too_much(codec: Codec, what: Any) -> Any:
+    def too_much(codec: Codec, *what: Any) -> Any:
         nonlocal n_calls
         n_calls += 1
         if n_calls == 2:
             no_memory_on_a_cpu()
-        return work(codec, what)
+        return work(codec, *what)
 
     monkeypatch.setattr(Codec, moment, too_much)
     said = fails(source, tmp_path / "out", "--batch-size", 4, "--voice-prompt", "none", "--quiet", code=1)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import signal
 import struct
 import tracemalloc
 import wave
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +21,7 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from personaplex_cli.audio import pcm
+from personaplex_cli.audio import headers, pcm
 from personaplex_cli.audio.pcm import (
     Pcm,
     Recording,
@@ -259,7 +261,7 @@ def test_what_a_truncated_file_still_holds_is_used_with_a_warning(tmp_path: Path
     assert undisturbed.warnings == []
 
 
-@pytest.mark.parametrize("promised", [0xFFFFFFFE, 0x7FFFF000, 96_001])
+@pytest.mark.parametrize("promised", [0xFFFFFFFE, 0x40000000, 96_001])
 def test_a_wav_whose_writer_never_came_back_to_its_header_gives_what_is_there(
     tmp_path: Path, promised: int
 ) -> None:
@@ -411,6 +413,65 @@ def test_a_broken_mp3_says_nothing_on_the_terminal(tmp_path: Path, capfd: pytest
     assert recording.warnings[0].startswith("truncated: ")
 
 
+def test_a_recording_named_as_standard_input_is_a_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path / "a.wav").rename(tmp_path / "-")
+    monkeypatch.chdir(tmp_path)
+    assert heard(Path("-"))[0].tolist() == heard(tmp_path / "-")[0].tolist()
+
+
+@pytest.mark.parametrize("place", [0, 3000])
+def test_a_disk_that_fails_is_that_files_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    content = bytearray(record(tmp_path / "whole.wav", 2.0).read_bytes())
+    content[40:44] = bytes(4)  # No length: it is read through our own hands.
+    path = written(tmp_path / "a.wav", content)
+    read = headers._read
+
+    def fail_at(file: BinaryIO, at: int, n_bytes: int) -> bytes:
+        if at >= place:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(file, at, n_bytes)
+
+    monkeypatch.setattr(headers, "_read", fail_at)
+    assert refusal(path).endswith("a.wav: cannot be read: Input/output error")
+
+
+def test_a_signal_waits_until_libsndfile_has_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bytearray(record(tmp_path / "whole.wav", 2.0).read_bytes())
+    content[40:44] = bytes(4)
+    path = written(tmp_path / "a.wav", content)
+    read = headers.View.read
+
+    def read_and_interrupt(view: headers.View, n_bytes: int) -> bytes:
+        signal.raise_signal(signal.SIGINT)
+        return read(view, n_bytes)
+
+    monkeypatch.setattr(headers.View, "read", read_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        heard(path)
+
+
+def test_what_streaming_tools_promise_is_no_truncation(tmp_path: Path) -> None:
+    content = bytearray(record(tmp_path / "whole.wav", 2.0).read_bytes())
+    content[40:44] = (0x7FFFF000).to_bytes(4, "little")
+    samples, recording = heard(written(tmp_path / "a.wav", content))
+    assert len(samples) == 48_000
+    assert recording.warnings[0].startswith("the header gives no length")
+
+
+def test_a_copy_is_called_by_the_name_that_the_user_knows(tmp_path: Path) -> None:
+    written(tmp_path / "copy", b"\0\0\0\x20ftypM4A ")
+    recording = Recording(tmp_path / "copy", 24000, called=Path("/dev/stdin"))
+    with pytest.raises(AudioError) as caught:
+        list(recording.blocks())
+    assert caught.value.message == (
+        "/dev/stdin: is AAC or ALAC audio in MP4, which cannot be read here; convert it first"
+    )
+
+
 def test_a_broken_midi_dump_says_nothing_where_results_are_written(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -470,7 +531,7 @@ def test_a_44_byte_file_that_promises_hours_is_no_audio(tmp_path: Path) -> None:
 
 def test_a_header_that_promises_too_much_is_refused_unread(tmp_path: Path) -> None:
     path = record(tmp_path / "a.wav", 2.0, sample_rate=8000)
-    expected = "a.wav: is 2.0 s long, more than --max-duration 1.5 s"
+    expected = "a.wav: is 2 s long, more than --max-duration 1.5 s"
     recording = Recording(path, 24000, longest_seconds=1.5)
     with pytest.raises(AudioError, match=re.escape(expected)):
         next(recording.blocks())

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from personaplex_cli.digest import file_sha256
 from personaplex_cli.errors import AudioError, SettingsError
 from personaplex_cli.files.dump import Record, TokenDump, write_dump, write_transcript
 from personaplex_cli.files.jobs import Job
-from personaplex_cli.files.resume import file_sha256, fingerprint, recorded_fingerprint, sort_out, state_of
+from personaplex_cli.files.resume import fingerprint, recorded_fingerprint, sort_out, state_of
 from personaplex_cli.settings import Persona
 
 RECORD = Record(

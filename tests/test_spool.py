@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import socket
 import tempfile
 import threading
 import time
@@ -275,15 +274,6 @@ def test_devices_are_read_like_pipes(copies: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(spool, "LONGEST_PIPE_BYTES", 1 << 20)
     assert refusal(Path("/dev/zero"), 10).message.startswith("/dev/zero: does not end")
     assert not list(copies.iterdir())
-
-
-def test_a_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # A socket's path must be short.
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind("s")
-        assert refusal(Path("s")).message == (
-            "s: a socket, which cannot be read as a file; give a file or a pipe"
-        )
 
 
 def test_a_pipe_that_cannot_be_opened_is_that_files_error(

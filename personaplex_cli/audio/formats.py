@@ -9,7 +9,8 @@ from pathlib import Path
 
 HEAD_BYTES = 4096
 """Enough for all signatures, and for a web page to show itself."""
-CONVERT = "convert it first, for example: ffmpeg -i {old} {new}"
+CONVERT = "convert it first"
+EXAMPLE = ", for example: ffmpeg -i {old} {new}"
 UNPACK = "unpack it first"
 NOTHING = ""
 PULL = "fetch what it stands for: git lfs pull"
@@ -83,7 +84,7 @@ WAV_HEAD = re.compile(rb"(?:RIFF|RF64)....WAVE.*?fmt .{4}(..)", re.DOTALL)
 
 
 def unreadable(path: Path, head: bytes) -> str | None:
-    """What to say of a file that begins with `head` and cannot be read; None if its kind is not known."""
+    """Why a file that begins with `head` cannot be read, and a way out; None if its kind is not known."""
     for beginning, name, way_out in SIGNATURES:
         if re.match(beginning, head, re.DOTALL):
             return told(path, name, way_out)
@@ -97,10 +98,14 @@ def unreadable(path: Path, head: bytes) -> str | None:
 def told(path: Path, name: str, way_out: str) -> str:
     """The message: what it is, and what to do."""
     if way_out != CONVERT:
-        return f"{path}: not audio that can be read: it is {name}" + (f"; {way_out}" if way_out else "")
+        return f"not audio that can be read: it is {name}" + (f"; {way_out}" if way_out else "")
+    return f"is {name}, which cannot be read here; {way_out}" + (example(path) if path.is_file() else "")
+
+
+def example(path: Path) -> str:
+    """A command that converts a file."""
     new = path.with_suffix(".new.wav" if path.suffix.lower() == ".wav" else ".wav")
-    quoted = {"old": for_shell(path), "new": for_shell(new)}
-    return f"{path}: is {name}, which cannot be read here; {way_out.format(**quoted)}"
+    return EXAMPLE.format(old=for_shell(path), new=for_shell(new))
 
 
 def for_shell(path: Path) -> str:

@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 LONGEST_HEAD = 1 << 24  # bytes before the samples; pictures in tags come near to one MiB
+MOST_CHUNKS = 10_000
+STREAMED = range(0x7FFFF000 - 255, 0x80000001)
+"""About 2 GiB: what programs promise that cannot come back to their header (sox, arecord)."""
 W64_DATA = b"data\xf3\xac\xd3\x11\x8c\xd1\x00\xc0\x4f\x8e\xdb\x8a"
 DS64_DATA_SIZE = 28
 """Where RF64 keeps the size that its data chunk has no room for."""
@@ -102,7 +105,9 @@ def _read_chunks(file: BinaryIO, n_bytes: int, chunks: Chunks) -> Header | None:
 def _find_samples(file: BinaryIO, n_bytes: int, chunks: Chunks) -> tuple[int, list[tuple[int, int]]] | None:
     """Where the data chunk begins, and the gaps before it: where padding is missing, and how much."""
     at, gaps = chunks.first, list[tuple[int, int]]()
-    while at < min(n_bytes, LONGEST_HEAD):
+    for _ in range(MOST_CHUNKS):
+        if at >= min(n_bytes, LONGEST_HEAD):
+            return None
         name, size = _chunk_at(file, at, chunks)
         if name == chunks.data:
             return at, gaps
@@ -135,7 +140,7 @@ def _with_size(
     (size,) = struct.unpack_from(size_format, head, size_at)
     most = (1 << 8 * struct.calcsize(size_format)) - 1
     n_promised, n_usable = size - n_extra - preamble, n_there - preamble
-    says_nothing = n_promised <= 0 or size == most
+    says_nothing = n_promised <= 0 or size == most or (size in STREAMED and n_promised > n_usable)
     if n_usable <= 0 or (n_promised <= n_usable and not says_nothing):
         return Header(begins, max(0, min(n_promised, n_usable)))
     struct.pack_into(size_format, head, size_at, min(n_there + n_extra, most - 1))
@@ -181,9 +186,10 @@ def _read(file: BinaryIO, at: int, n_bytes: int) -> bytes:
 
 
 class View:
-    """A file behind a replaced header, as soundfile reads it."""
+    """A file behind a replaced header, as soundfile reads it. `trouble`: why it could not be read, if so."""
 
     def __init__(self, file: BinaryIO, head: bytes, n_replaced: int) -> None:
+        self.trouble: OSError | None = None
         self._file, self._head, self._shift = file, head, n_replaced - len(head)
         self._n_bytes = file.seek(0, os.SEEK_END) - self._shift
         self._at = 0
@@ -198,9 +204,12 @@ class View:
         return self._at
 
     def read(self, n_bytes: int) -> bytes:
-        """The next bytes; fewer only at the end."""
+        """The next bytes; fewer only at the end, or in trouble: C code would lose an error."""
         part = self._head[self._at : self._at + n_bytes]
         if len(part) < n_bytes:
-            part += _read(self._file, self._at + len(part) + self._shift, n_bytes - len(part))
+            try:
+                part += _read(self._file, self._at + len(part) + self._shift, n_bytes - len(part))
+            except OSError as error:
+                self.trouble = error
         self._at += len(part)
         return part

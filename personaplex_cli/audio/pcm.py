@@ -10,7 +10,7 @@ import shutil
 import stat
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -26,6 +26,7 @@ from personaplex_cli.audio.formats import HEAD_BYTES, unreadable
 from personaplex_cli.audio.headers import Header, View, read_header
 from personaplex_cli.audio.quiet import quiet
 from personaplex_cli.errors import AudioError
+from personaplex_cli.interrupts import interrupts_held
 
 Pcm: TypeAlias = npt.NDArray[np.float32]
 """Mono samples, full scale is +-1. [T]"""
@@ -71,7 +72,7 @@ class Recording:
 
     channel: an index from 0, or "mix" for the mean of all. n_before, n_after: silence to put beside it, in
     samples at `sample_rate`. fix_nonfinite: NaN and infinite samples become 0 instead of an error.
-    longest_seconds: what is longer is refused.
+    longest_seconds: what is longer is refused. called: the name in messages, if it is not the path (a copy).
     """
 
     path: Path
@@ -81,11 +82,17 @@ class Recording:
     n_after: int = 0
     fix_nonfinite: bool = False
     longest_seconds: float = math.inf
+    called: Path | None = None
     source_sample_rate: int = 0
     n_source_samples: int = 0
     n_clipped: int = 0
     n_nonfinite: int = 0
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> Path:
+        """What it is called in messages."""
+        return self.called or self.path
 
     @property
     def n_samples(self) -> int:
@@ -104,13 +111,13 @@ class Recording:
         """
         if is_read_once(self.path):
             return 0.0
-        with open_audio(self.path) as opened:
+        with open_audio(self.path, self.name) as opened:
             self.check(opened)
             return opened.promised_seconds
 
     def blocks(self) -> Iterator[Pcm]:
         """Mono blocks at `sample_rate`. Raises AudioError for what cannot be used."""
-        with open_audio(self.path) as opened:
+        with open_audio(self.path, self.name) as opened:
             self.check(opened)
             audio = opened.audio
             self.source_sample_rate = audio.samplerate
@@ -122,23 +129,23 @@ class Recording:
                 yield np.zeros(self.n_after, np.float32)
             self.warnings += self.faults(audio)
         if not self.n_resampled:
-            raise AudioError(f"{self.path}: no audio: the file holds {self.n_source_samples} samples")
+            raise AudioError(f"{self.name}: no audio: the file holds {self.n_source_samples} samples")
 
     def check(self, opened: Opened) -> None:
         """Refuse what the header shows to be of no use, before a sample is read."""
         audio = opened.audio
         if not LOWEST_RATE <= audio.samplerate <= HIGHEST_RATE:
             raise AudioError(
-                f"{self.path}: a sample rate of {audio.samplerate} Hz cannot be right; "
+                f"{self.name}: a sample rate of {audio.samplerate} Hz cannot be right; "
                 f"{LOWEST_RATE} to {HIGHEST_RATE} Hz can be read"
             )
         if self.channel != "mix" and not int(self.channel) < audio.channels:
             raise AudioError(
-                f"{self.path}: has no channel {self.channel}; it has {audio.channels}, counted from 0"
+                f"{self.name}: has no channel {self.channel}; it has {audio.channels}, counted from 0"
             )
         if opened.promised_seconds > self.longest_seconds:
             raise AudioError(
-                f"{self.path}: is {opened.promised_seconds:.1f} s long, "
+                f"{self.name}: is {opened.promised_seconds:.6g} s long, "
                 f"more than --max-duration {self.longest_seconds:g} s"
             )
 
@@ -153,20 +160,24 @@ class Recording:
             mono = self.heard(block, is_float=audio.subtype in ("FLOAT", "DOUBLE"))
             self.n_source_samples += len(mono)
             if self.n_source_samples > self.longest_seconds * audio.samplerate:
-                raise AudioError(f"{self.path}: is longer than --max-duration {self.longest_seconds:g} s")
+                raise AudioError(f"{self.name}: is longer than --max-duration {self.longest_seconds:g} s")
             yield mono
 
     def read(self, audio: Stream, n_frames: int) -> tuple[Block, bool]:
         """The next frames, and whether nothing was in their way: what was decoded before a fault is used."""
         block = np.empty((n_frames, audio.channels), np.float32)
         try:
-            with quiet() if audio.subtype.startswith("MPEG") else nullcontext():
-                return audio.read(out=block), True
+            with interrupts_held(), quiet() if audio.subtype.startswith("MPEG") else nullcontext():
+                got = audio.read(out=block)
+            audio.check()
+            return got, True
         except (soundfile.LibsndfileError, RuntimeError) as error:
             n_decoded = audio.tell() - self.n_source_samples
             if not self.n_source_samples + n_decoded:
-                raise AudioError(f"{self.path}: cannot be decoded: {reason_of(error)}") from error
+                raise AudioError(f"{self.name}: cannot be decoded: {reason_of(error)}") from error
             return block[:n_decoded], False
+        except OSError as error:
+            raise AudioError(f"{self.name}: cannot be read: {error.strerror or error}") from error
 
     def heard(self, block: Block, *, is_float: bool) -> Pcm:
         """What is listened to in a block, without what are no samples. [T, channels] -> [T]"""
@@ -177,7 +188,7 @@ class Recording:
             chosen = self.without_nonfinite(chosen)
             peak = peak_of(chosen)
         if is_float and peak > HIGHEST_PEAK:
-            raise AudioError(f"{self.path}: peak {peak:g}, where 1 is full scale: {hint_for(peak)}")
+            raise AudioError(f"{self.name}: peak {peak:g}, where 1 is full scale: {hint_for(peak)}")
         mono: Pcm = chosen.mean(axis=1, dtype=np.float32) if mix else chosen[:, 0]
         if peak > 1.0:
             self.n_clipped += int(np.count_nonzero(np.abs(mono) > 1.0))
@@ -187,7 +198,7 @@ class Recording:
         """NaN and infinite samples as 0, counted by moment; an error unless that is wished for."""
         if not self.fix_nonfinite:
             raise AudioError(
-                f"{self.path}: holds NaN or infinite samples; repair the file, "
+                f"{self.name}: holds NaN or infinite samples; repair the file, "
                 "or let --fix-nonfinite replace them by 0"
             )
         finite = np.isfinite(chosen)
@@ -214,6 +225,11 @@ class Stream(soundfile.SoundFile):  # type: ignore[misc]
         """Not."""
         return False
 
+    def check(self) -> None:
+        """OSError where libsndfile has been told of an end because the file could not be read."""
+        if isinstance(self.name, View) and self.name.trouble:
+            raise self.name.trouble
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -225,30 +241,32 @@ class Opened:
 
 
 @contextmanager
-def open_audio(path: Path) -> Iterator[Opened]:
-    """Open by content, with an error for people."""
-    if is_read_once(path):
-        with stream_of(path, os.fsencode(path)) as audio:
-            yield Opened(audio, 0.0)
-        return
-    try:
-        file = path.open("rb")
-    except (OSError, ValueError) as error:
-        gone = isinstance(error, FileNotFoundError)
-        reason = "no such file" if gone else f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise AudioError(f"{path}: {reason}") from error
-    with file:
-        if not (n_bytes := os.fstat(file.fileno()).st_size):
-            raise AudioError(f"{path}: no audio: the file is empty")
-        header = read_header(file)
-        file.seek(0)
-        head = file.read(HEAD_BYTES)
-        # It refuses a str that is not Unicode.
-        source: bytes | View = os.fsencode(path)
+def open_audio(path: Path, name: Path) -> Iterator[Opened]:
+    """Open by content, with an error for people, who know the file by that name."""
+    if path.is_socket():
+        raise AudioError(f"{name}: a socket, which cannot be read as a file; give a file or a pipe")
+    with ExitStack() as opened:
+        try:
+            file = opened.enter_context(path.open("rb"))
+            found = os.fstat(file.fileno())
+            header = read_header(file) if stat.S_ISREG(found.st_mode) else None
+            file.seek(0)
+            head = file.read(HEAD_BYTES)
+        except FileNotFoundError as error:
+            raise AudioError(f"{name}: no such file") from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise AudioError(f"{name}: cannot be read: {reason}") from error
+        if not stat.S_ISREG(found.st_mode):
+            raise AudioError(f"{name}: no file; save its sound to one")
+        if not found.st_size:
+            raise AudioError(f"{name}: no audio: the file is empty")
+        # It refuses a str that is not Unicode, and takes a lone - for standard input.
+        source: bytes | View = os.fsencode(path.absolute())
         if header and header.replaced:
             source = View(file, header.replaced, header.n_file_bytes)
-        with stream_of(path, source, head) as audio:
-            yield Opened(audio, promised_seconds(audio, n_bytes), tuple(remarks_on(header, audio)))
+        audio = opened.enter_context(stream_of(source, name, head))
+        yield Opened(audio, promised_seconds(audio, found.st_size), tuple(remarks_on(header, audio)))
 
 
 def remarks_on(header: Header | None, audio: Stream) -> Iterator[str]:
@@ -266,16 +284,23 @@ def remarks_on(header: Header | None, audio: Stream) -> Iterator[str]:
         yield f"the last sample is incomplete: {n_left} of its {frame_bytes} bytes are there"
 
 
-def stream_of(path: Path, source: bytes | View, head: bytes = b"") -> Stream:
-    """The decoder of a file, given by its name or as a view. `head`: its first bytes, to name what it is."""
+def stream_of(source: bytes | View, name: Path, head: bytes) -> Stream:
+    """The decoder of a file, given by its path or as a view. `head`: its first bytes, to say what it is."""
     try:
-        with quiet():  # libmpg123 tells the terminal what it thinks of an MP3, and libsndfile of an SDS file.
-            return Stream(source)
+        # A signal would be lost on its way through C. And libmpg123 tells the terminal what it thinks of an
+        # MP3, libsndfile of an SDS file.
+        with interrupts_held(), quiet():
+            audio = Stream(source)
+        audio.check()
+        return audio
     except (soundfile.LibsndfileError, RuntimeError, OSError, TypeError) as error:
+        if isinstance(source, View) and source.trouble:
+            raise AudioError(f"{name}: cannot be read: {source.trouble.strerror}") from error
         reason = reason_of(error)
-        if "No 'data' chunk" in reason and not unreadable(path, head):
-            raise AudioError(f"{path}: no audio: the header is all there is, or it is broken") from error
-        raise AudioError(unreadable(path, head) or f"{path}: not audio that can be read: {reason}") from error
+        known = unreadable(name, head)
+        if "No 'data' chunk" in reason and not known:
+            known = "no audio: the header is all there is, or it is broken"
+        raise AudioError(f"{name}: {known or f'not audio that can be read: {reason}'}") from error
 
 
 def is_read_once(path: Path) -> bool:
@@ -284,7 +309,7 @@ def is_read_once(path: Path) -> bool:
         mode = path.stat().st_mode
     except (OSError, ValueError):
         return False
-    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISSOCK(mode)
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
 
 
 def promised_seconds(audio: Stream, n_bytes: int) -> float:

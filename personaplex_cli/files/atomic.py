@@ -6,18 +6,14 @@ import errno
 import hashlib
 import os
 import re
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 
 from personaplex_cli.errors import JobError, OutputError
 from personaplex_cli.files.names import shown
+from personaplex_cli.interrupts import interrupts_held
 
-STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""What people, schedulers and closing terminals send to end a program."""
 _PARTIAL = re.compile(r"\.partial-(?P<pid>\d+)-(?P<name>[0-9a-f]{16})(\.|$)")
 _DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT}
 _ADVICE = {
@@ -65,26 +61,6 @@ def finished_file(target: Path) -> Iterator[Path]:
     """Give a path to write to; it becomes `target` only if the block ends well. OSError -> OutputError."""
     with finished_files(target) as (partial,):
         yield partial
-
-
-@contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Let the signals that would stop the run wait until the block has ended."""
-    waiting: list[tuple[int, FrameType | None]] = []
-    replaced: dict[int, Callable[[int, FrameType | None], object]] = {}
-    try:
-        if threading.current_thread() is threading.main_thread():
-            for number in STOP_SIGNALS:
-                handler = signal.getsignal(number)
-                if callable(handler):
-                    replaced[number] = handler
-                    signal.signal(number, lambda *what: waiting.append(what))
-        yield
-    finally:
-        for number, handler in replaced.items():
-            signal.signal(number, handler)
-    for number, frame in waiting:
-        replaced[number](number, frame)
 
 
 def output_error(target: Path, error: OSError) -> OutputError:

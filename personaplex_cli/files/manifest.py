@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from personaplex_cli.files.names import WAV, impossible, mode_of, shown, stem_of
+from personaplex_cli.settings import CHANNEL
 
 MANIFEST_SUFFIXES = frozenset({".jsonl", ".csv"})
 
@@ -228,7 +229,7 @@ def _channel(cell: object, _folder: Path) -> str | None:
     if cell is None or cell == "":
         return None
     text = str(cell) if isinstance(cell, int) and not isinstance(cell, bool) else _string(cell).strip()
-    if text != "mix" and not re.fullmatch("[0-9]+", text):
+    if not re.fullmatch(CHANNEL, text):
         raise ValueError(f"{_quoted(cell)} is neither mix nor a number from 0 on")
     return text
 

@@ -8,7 +8,6 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from personaplex_cli.errors import DumpError, JobError, SettingsError
@@ -26,15 +25,6 @@ class Sorted:
 
     todo: tuple[Job, ...]
     skipped: tuple[Job, ...]
-
-
-def file_sha256(path: Path) -> str:
-    """The hash of a file's bytes, read in blocks."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def fingerprint(facts: Mapping[str, object]) -> str:

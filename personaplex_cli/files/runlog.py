@@ -90,23 +90,26 @@ class RunLog:
     def add(self, outcome: Outcome) -> None:
         """Append one line and see it to the disk."""
         self.check()
-        if identity_of(self.path) is None:
-            self.close()
-            self._open()  # Somebody took the log away: what follows is on record at least.
-        assert self._file is not None, "the run log is not open"
-        before = self._file.seek(0, os.SEEK_END)
         try:
+            if identity_of(self.path) is None:
+                self.close()
+                self._open()  # Somebody took the log away: what follows is on record at least.
+            assert self._file is not None, "the run log is not open"
             _write_line(self._file, json_bytes(outcome.to_json()) + b"\n")
         except OSError as error:
-            self._file.truncate(before)  # Half a line would spoil the next one.
             raise output_error(self.path, error) from error
 
 
 def _write_line(file: BinaryIO, line: bytes) -> None:
-    # An unbuffered file may take less than all, without an error.
-    while line:
-        line = line[file.write(line) :]
-    os.fsync(file.fileno())
+    before = file.seek(0, os.SEEK_END)
+    try:
+        # An unbuffered file may take less than all, without an error.
+        while line:
+            line = line[file.write(line) :]
+        os.fsync(file.fileno())
+    except OSError:
+        file.truncate(before)  # Half a line would spoil the next one.
+        raise
 
 
 def _mend(file: BinaryIO) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TypeAlias
 
-from personaplex_cli.errors import AudioError, JobError
+from personaplex_cli.errors import AudioError
 from personaplex_cli.files.names import mode_of, shown
 
 LONGEST_PIPE_BYTES = 4 << 30
@@ -37,11 +37,7 @@ class OnDisk:
         self._stamp = stamp or stamp_of(source)
         self._copy: IO[bytes] | None = None
         mode = mode_of(source)
-        if stat.S_ISSOCK(mode):
-            raise AudioError(
-                f"{shown(source)}: a socket, which cannot be read as a file; give a file or a pipe"
-            )
-        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
             self._copy = copy_of(source, idle_seconds)
             self.path = Path(self._copy.name)
 
@@ -54,10 +50,6 @@ class OnDisk:
             raise AudioError(
                 f"{shown(self.source)}: changed while it was read; run again when nobody writes to it"
             )
-
-    def told(self, error: JobError) -> JobError:
-        """An error about the copy, as one about the source that the user knows."""
-        return type(error)(error.message.replace(str(self.path), shown(self.source)))
 
     def close(self) -> None:
         """Remove the copy, if there is one."""

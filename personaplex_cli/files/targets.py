@@ -26,9 +26,14 @@ def folder_faults(out: Path) -> Iterator[str]:
 
 
 def target_faults(jobs: Sequence[Job], out: Path, lists: Iterable[Path]) -> list[str]:
-    """Two jobs with one output, an output where a folder is needed, an output that is an input."""
+    """Two jobs with one output, a folder where an output goes or the reverse, an output that is an input."""
     spot = _Spots()
-    return [*_collisions(jobs, spot), *_blocked(jobs, out), *_overwritten(jobs, out, lists, spot)]
+    return [
+        *_collisions(jobs, spot),
+        *_blocked(jobs, out),
+        *_occupied(jobs, out),
+        *_overwritten(jobs, out, lists, spot),
+    ]
 
 
 class _Spots:
@@ -65,6 +70,12 @@ def _blocked(jobs: Sequence[Job], out: Path) -> Iterator[str]:
             if sameness(str(folder)) in files:
                 where = shown(out / folder)
                 yield f"{shown(job.origin)} needs a folder {where}, where a file is to be written"
+
+
+def _occupied(jobs: Sequence[Job], out: Path) -> Iterator[str]:
+    for path in (*(path for job in jobs for path in job.outputs), out / RUN_LOG):
+        if stat.S_ISDIR(mode_of(path)):
+            yield f"{shown(path)}: a folder stands where a file is to be written; move it, or choose another"
 
 
 def _overwritten(jobs: Sequence[Job], out: Path, lists: Iterable[Path], spot: _Spots) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import Any
 from personaplex_cli.config.facts import expected_tensors
 from personaplex_cli.config.load import LoadedConfig, load_config
 from personaplex_cli.config.tree import PersonaPlexConfig
+from personaplex_cli.digest import file_sha256
 from personaplex_cli.errors import ConfigError, ModelError, SettingsError
 from personaplex_cli.model.voices import ARCHIVE, FOLDER, Voices
 
@@ -47,7 +48,6 @@ MAX_NOTICE_CHARACTERS = 4_000
 WHOLE_BYTES = 1_000_000
 BLOCK_BYTES = 4_096
 N_BLOCKS = 64
-SUMMED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -395,19 +395,10 @@ def check_sums(name: str, blobs: Iterable[Path]) -> None:
 
     A large file's blob bears its SHA-256 as its name.
     """
-    damaged = [blob for blob in blobs if SHA256.fullmatch(blob.name) and sha256_of(blob) != blob.name]
+    damaged = [blob for blob in blobs if SHA256.fullmatch(blob.name) and file_sha256(blob) != blob.name]
     remove(damaged)
     if damaged:
         raise ModelError(f"{name}: {DAMAGED} (wrong checksum)")
-
-
-def sha256_of(path: Path) -> str:
-    """A file's SHA-256, read in blocks."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(SUMMED_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def remove(paths: Iterable[Path]) -> None:
