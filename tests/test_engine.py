@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from personaplex_cli.config.tree import PAD, PersonaPlexConfig
 from personaplex_cli.engine import slots as slots_room
 from personaplex_cli.engine import step as step_room
 from personaplex_cli.engine.generate import generate
+from personaplex_cli.engine.graph import StepGraphs
 from personaplex_cli.engine.sampling import Draws
 from personaplex_cli.engine.slots import Slots
 from personaplex_cli.engine.step import Block, read_prompt
@@ -156,7 +158,7 @@ def test_sixteen_step_sets_can_be_loaded_too_and_change_nothing() -> None:
 def some_turns(config: PersonaPlexConfig, lengths: list[int]) -> list[Turn]:
     """Turns of these lengths with two personas in turn."""
     dice = torch.Generator().manual_seed(11)
-    codes = torch.randint(0, 64, (8, 200), generator=dice)
+    codes = torch.randint(0, 64, (8, 1000), generator=dice)
     personas = [
         make_prompt(Voice(9, codes=codes[:, :9]), list(range(20, 31)), config),
         make_prompt(Voice(0), [5, 6, 7], config),
@@ -323,6 +325,41 @@ def test_masked_attention_agrees_with_the_exact_one(
     assert all(torch.equal(expected[key], ours[key]) for key in expected)
 
 
+def test_a_step_that_is_run_again_on_new_inputs_gives_the_same_tokens(
+    tiny_config: PersonaPlexConfig, tiny_lm: Lm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Past the window of 63, with turns that come and go and a ring that grows.
+    turns = some_turns(tiny_config, [70, 20, 30, 5])
+    expected = replies(tiny_lm, turns, 2, Sampling())
+    begin = Slots.__init__
+
+    def begin_with_graphs(slots: Slots, lm: Lm, n_slots: int, draws: Draws) -> None:
+        begin(slots, lm, n_slots, draws)
+        slots.graphs = StepGraphs(lm, slots.ring, n_slots, draws)
+
+    monkeypatch.setattr(Slots, "__init__", begin_with_graphs)
+    monkeypatch.setattr(slots_room, "COLUMNS_A_GROWTH", 32)
+    monkeypatch.setattr(step_room, "COLUMNS_A_READ", 16)
+    ours = replies(tiny_lm, turns, 2, Sampling())
+    assert all(torch.equal(expected[key], ours[key]) for key in expected)
+
+
+def test_where_no_graph_can_be_made_the_step_is_run_as_it_is(
+    tiny_config: PersonaPlexConfig, tiny_lm: Lm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = Slots(tiny_lm, 2, Draws.of(Sampling(), tiny_config))
+    graphs = StepGraphs(tiny_lm, slots.ring, 2, slots.draws)
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(StepGraphs, "record", refuse)
+    with pytest.warns(UserWarning, match="no CUDA graph of a step can be made, so it will be slower"):
+        output, again = graphs.record_or_run(lambda: torch.ones(2))
+    assert output.tolist() == [1, 1]
+    again()
+
+
 def test_nothing_that_an_empty_slot_holds_reaches_a_reply(
     tiny_config: PersonaPlexConfig, tiny_lm: Lm
 ) -> None:
@@ -415,8 +452,32 @@ def test_turns_are_taken_only_as_slots_fall_free(tiny_config: PersonaPlexConfig,
 
 def test_frames_are_counted_as_they_are_done(tiny_config: PersonaPlexConfig, tiny_lm: Lm) -> None:
     turns, counted = some_turns(tiny_config, [10, 20, 5]), []
-    list(generate(tiny_lm, turns, n_slots=2, sampling=GREEDY, on_frames=counted.append))
-    assert sum(counted) == sum(turn.n_frames for turn in turns)
+    replies = generate(
+        tiny_lm, turns, n_slots=2, sampling=GREEDY, on_frames=lambda *frames: counted.append(frames)
+    )
+    assert len(list(replies)) == 3
+    n_frames, n_places = (sum(column) for column in zip(*counted, strict=True))
+    assert n_frames == sum(turn.n_frames for turn in turns)
+    # The second slot takes 20 frames while the first takes 10 and then 5; each has one step more.
+    assert n_places == 2 * 21
+
+
+def test_slots_are_rarely_idle_where_long_turns_come_first(
+    tiny_config: PersonaPlexConfig, tiny_lm: Lm
+) -> None:
+    chance = random.Random(200)
+    lengths = sorted((round(chance.lognormvariate(3, 0.7)) + 1 for _ in range(200)), reverse=True)
+    n_frames, n_places = 0, 0
+
+    def count(frames: int, places: int) -> None:
+        nonlocal n_frames, n_places
+        n_frames += frames
+        n_places += places
+
+    turns = some_turns(tiny_config, lengths)
+    assert len(list(generate(tiny_lm, turns, n_slots=16, sampling=GREEDY, on_frames=count))) == 200
+    assert n_frames == sum(lengths)
+    assert n_frames > 0.9 * n_places
 
 
 def test_where_the_memory_runs_out_turns_begin_again_in_half_the_slots(
@@ -441,7 +502,7 @@ def test_where_the_memory_runs_out_turns_begin_again_in_half_the_slots(
         turns,
         n_slots=4,
         sampling=GREEDY,
-        on_frames=counted.append,
+        on_frames=lambda n_frames, _: counted.append(n_frames),
         on_shrink=lambda *sizes: shrunk.append(sizes),
     )
     answered = [(reply.turn, reply.tokens) for reply in replies if isinstance(reply, Reply)]

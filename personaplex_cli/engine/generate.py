@@ -21,15 +21,16 @@ def generate(
     *,
     n_slots: int,
     sampling: Sampling,
-    on_frames: Callable[[int], None] = lambda _: None,
+    on_frames: Callable[[int, int], None] = lambda _, __: None,
     on_shrink: Callable[[int, int], None] = lambda _, __: None,
 ) -> Iterator[Reply | Unanswered]:
     """Answer every turn; replies come as they finish, not in order. Turns are taken only as slots fall free.
 
     Where the memory runs out, the turns in the slots begin again in half as many; a turn for which even one
-    slot is too much is given back as Unanswered. `on_frames` hears how many frames each block has added, over
-    all slots (less than none when turns begin again), `on_shrink` the slots from now on and the turns that
-    begin again. `turns` sees to its own want of memory: once it has raised, nothing more would come from it.
+    slot is too much is given back as Unanswered. `on_frames` hears after each block how many frames it has
+    added over all slots (less than none when turns begin again), and how many there was room for; `on_shrink`
+    the slots from now on, and the turns that begin again. `turns` sees to its own want of memory: once it has
+    raised, nothing more would come from it.
     """
     waiting = iter(turns)
     while True:
@@ -43,7 +44,7 @@ def generate(
         begun = slots.occupied
         del slots
         release_memory(lm.device)
-        on_frames(-sum(seat.n_frames_done for seat in begun))
+        on_frames(-sum(seat.n_frames_done for seat in begun), 0)
         if n_slots == 1:
             yield Unanswered(begun[0].turn)
             continue
@@ -53,7 +54,7 @@ def generate(
 
 
 @torch.inference_mode()
-def answer(slots: Slots, waiting: Iterator[Turn], on_frames: Callable[[int], None]) -> Iterator[Reply]:
+def answer(slots: Slots, waiting: Iterator[Turn], on_frames: Callable[[int, int], None]) -> Iterator[Reply]:
     """Fill the slots, take them through blocks and empty them, until nobody waits."""
     while True:
         slots.admit(waiting)
@@ -61,5 +62,6 @@ def answer(slots: Slots, waiting: Iterator[Turn], on_frames: Callable[[int], Non
             return
         block = slots.next_block()
         drawn = slots.run(block)
-        on_frames(sum(seat.frames_in(drawn.shape[0]) for seat in slots.occupied))
+        n_frames = sum(seat.frames_in(drawn.shape[0]) for seat in slots.occupied)
+        on_frames(n_frames, drawn.shape[0] * drawn.shape[1])
         yield from slots.retire(drawn)

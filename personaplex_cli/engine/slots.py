@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from personaplex_cli.config.tree import PersonaPlexConfig
+from personaplex_cli.engine.graph import StepGraphs
 from personaplex_cli.engine.sampling import Draws, Tape
 from personaplex_cli.engine.step import Block, read_prompt, run_block
 from personaplex_cli.engine.turns import Prompt, Reply, Turn, initial_column, remove_delays
@@ -18,7 +19,7 @@ from personaplex_cli.model.ring import KeysAndValues, KVRing
 
 STEPS_A_BLOCK = 32
 PROMPTS_KEPT = 8
-COLUMNS_A_GROWTH = 256
+COLUMNS_A_GROWTH = 64
 
 
 def columns_for(n_positions: int, config: PersonaPlexConfig) -> int:
@@ -89,6 +90,7 @@ class Slots:
             dtype=lm.dtype,
             device=lm.device,
         )
+        self.graphs = StepGraphs(lm, self.ring, n_slots, draws) if lm.device.type == "cuda" else None
         self.nobody = initial_column(lm.config)
         self.columns = self.nobody.repeat(n_slots, 1).to(lm.device)
 
@@ -121,9 +123,9 @@ class Slots:
         if n_columns > self.ring.n_columns:
             self.ring.grow(n_columns)
 
-    def next_block(self) -> Block:
+    def next_block(self, at_most: int = STEPS_A_BLOCK) -> Block:
         """The next steps as tables for the device: as many as the first slot to finish needs."""
-        n_steps = min(STEPS_A_BLOCK, *(seat.n_left for seat in self.occupied))
+        n_steps = min(at_most, *(seat.n_left for seat in self.occupied))
         n_slots = len(self.seats)
         forced = self.nobody.repeat(n_steps, n_slots, 1)
         positions = torch.zeros(n_steps, n_slots, dtype=torch.long)
@@ -141,7 +143,11 @@ class Slots:
 
     def run(self, block: Block) -> Tensor:
         """Take every slot through a block. -> [n, B, 9] on the host"""
-        filled = run_block(self.lm, self.ring, self.columns, block.to(self.lm.device), self.draws)
+        there = block.to(self.lm.device)
+        if self.graphs:
+            filled = self.graphs.run_block(self.columns, there)
+        else:
+            filled = run_block(self.lm, self.ring, self.columns, there, self.draws)
         self.columns = filled[-1].clone()
         return filled[:, :, : 1 + self.draws.n_codebooks].cpu()
 

@@ -68,8 +68,13 @@ def reaches_of(lm: Lm, ring: KVRing, positions: Tensor, n_visible: list[int]) ->
     """What each slot reads: on a CPU exactly its own columns, elsewhere one call over the longest reach."""
     if lm.device.type == "cpu":
         return exact_reaches(n_visible)
+    return masked_reach(positions, columns_read(ring, n_visible))
+
+
+def columns_read(ring: KVRing, n_visible: list[int]) -> int:
+    """How much of all rings one call reads, so that each slot sees what is visible to it."""
     n_columns = -(-max(n_visible) // COLUMNS_A_READ) * COLUMNS_A_READ
-    return masked_reach(positions, min(n_columns, ring.n_columns))
+    return min(n_columns, ring.n_columns)
 
 
 def step(
