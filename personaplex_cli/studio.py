@@ -10,7 +10,7 @@ from personaplex_cli.config.facts import kv_bytes_per_frame, weight_bytes
 from personaplex_cli.engine.slots import columns_for
 from personaplex_cli.errors import SettingsError
 from personaplex_cli.model.checkpoint import Checkpoint
-from personaplex_cli.model.device import DTYPES, choose_device, choose_dtype, free_bytes
+from personaplex_cli.model.device import DTYPES, choose_decode_dtype, choose_device, choose_dtype, free_bytes
 from personaplex_cli.model.lm import Lm
 from personaplex_cli.model.weights import load_lm
 from personaplex_cli.prompt import PromptMaker
@@ -44,6 +44,7 @@ class Studio:
         self.config = checkpoint.config
         self.device = choose_device(device.device)
         self.dtype_name = choose_dtype(device.dtype, self.device, self.config)
+        self.decode_dtype_name = choose_decode_dtype(self.dtype_name, self.device)
 
     @cached_property
     def codec(self) -> Codec:

@@ -62,6 +62,16 @@ def test_a_frame_of_keys_and_values_is_half_a_mebibyte() -> None:
     assert kv_bytes_per_frame(PUBLISHED, "float32") == 2**20
 
 
+def test_int8_holds_products_in_a_byte_a_number_and_all_else_in_bfloat16() -> None:
+    tables = 2 * 32001 * 1024 + 2 * 32001 * 4096 + 2 * 2049 * (16 * 4096 + 7 * 1024)
+    norms = 2 * (65 * 4096 + 12 * 1024)
+    temporal = 32 * (12288 + 4096 + 22528) * 4096 + 32 * 4096 * 11264 + 32000 * 4096
+    steps = 8 * (6 * (4 * 1024**2 + 3 * 2816 * 1024) + 1024 * 4096 + 2048 * 1024)
+    rows = 32 * (12288 + 4096 + 22528 + 4096) + 32000 + 8 * (6 * (4096 + 5632 + 1024) + 1024 + 2048)
+    assert weight_bytes(PUBLISHED, "int8", 8) == tables + norms + temporal + steps + 4 * rows
+    assert kv_bytes_per_frame(PUBLISHED, "int8") == kv_bytes_per_frame(PUBLISHED, "bfloat16")
+
+
 def test_step_sets_that_are_not_loaded_save_memory() -> None:
     saved = weight_bytes(PUBLISHED, "bfloat16", 16) - weight_bytes(PUBLISHED, "bfloat16", 8)
     assert 1.3e9 < saved < 1.4e9

@@ -15,7 +15,14 @@ from personaplex_cli.engine.slots import columns_for
 from personaplex_cli.errors import SettingsError
 from personaplex_cli.model import device
 from personaplex_cli.model.checkpoint import open_checkpoint
-from personaplex_cli.model.device import DTYPES, choose_device, choose_dtype, free_bytes, free_on_host
+from personaplex_cli.model.device import (
+    DTYPES,
+    choose_decode_dtype,
+    choose_device,
+    choose_dtype,
+    free_bytes,
+    free_on_host,
+)
 from personaplex_cli.prompt import load_voice
 from personaplex_cli.settings import Device, DeviceName, DtypeName
 from personaplex_cli.studio import CODEC_BYTES, MEMORY_SHARE, MOST_SLOTS, Studio
@@ -99,6 +106,25 @@ def test_without_any_report_half_of_what_is_built_in_counts(monkeypatch: pytest.
     monkeypatch.setattr(Path, "read_text", no_report)
     monkeypatch.setattr(device.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.__getitem__)
     assert free_bytes(CPU) == 2_048_000
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "has_bfloat16", "decode_dtype"),
+    [
+        ("float32", "cpu", True, "float32"),
+        ("bfloat16", "cpu", True, "bfloat16"),
+        ("int8", "cpu", True, "bfloat16"),
+        ("bfloat16", "cpu", False, "float32"),
+        ("bfloat16", "cuda", False, "bfloat16"),
+        ("float32", "cuda", True, "float32"),
+        ("bfloat16", "mps", True, "float32"),
+    ],
+)
+def test_replies_become_audio_exactly_where_the_model_is_exact_and_faster_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, device: str, has_bfloat16: bool, decode_dtype: str
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bfloat16, raising=False)
+    assert choose_decode_dtype(dtype, torch.device(device)) == decode_dtype
 
 
 def studio_with(monkeypatch: pytest.MonkeyPatch, n_bytes: int) -> Studio:

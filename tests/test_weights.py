@@ -141,10 +141,10 @@ def test_weights_of_the_right_dtype_stay_memory_mapped(tmp_path: Path) -> None:
         {name: torch.zeros(like.shape) for name, like in lm.state_dict().items()}, tmp_path / "m.safetensors"
     )
     size = (tmp_path / "m.safetensors").stat().st_size
-    before = anonymous_bytes()
+    before = memory_in("RssAnon")
     loaded = load(tmp_path, config)
     assert size > 150e6
-    assert anonymous_bytes() - before < 0.1 * size
+    assert memory_in("RssAnon") - before < 0.1 * size
     assert loaded.dtype == torch.float32
 
 
@@ -153,9 +153,9 @@ def test_the_full_size_checkpoint_loads_without_a_copy(tmp_path: Path) -> None:
     config = PersonaPlexConfig()
     path = hollow_checkpoint(tmp_path / "model.safetensors", expected_tensors(config))
     assert path.stat().st_size > 16.7e9
-    before = anonymous_bytes()
+    before = memory_in("RssAnon")
     lm = load_lm([path], config, dtype=torch.bfloat16, device=CPU)
-    assert anonymous_bytes() - before < 0.2e9
+    assert memory_in("RssAnon") - before < 0.2e9
     assert shapes(lm) == expected_tensors(config, 8)
     assert sum(weight.numel() for weight in lm.parameters()) == 7_687_729_152
 
@@ -176,13 +176,13 @@ def hollow_checkpoint(path: Path, layout: dict[str, tuple[int, ...]]) -> Path:
     return path
 
 
-def anonymous_bytes() -> int:
-    """Memory of this process that no file backs."""
+def memory_in(field: str) -> int:
+    """Bytes of this process's memory by the system's own account: RssAnon = what no file backs."""
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("needs /proc to tell mapped memory from copied memory")
     fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-    return int(fields["RssAnon"].split()[0]) * 1024
+    return int(fields[field].split()[0]) * 1024
 
 
 def test_the_published_config_json_may_be_empty(tmp_path: Path) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal
 
 from personaplex_cli.config.tree import HeliumConfig, PersonaPlexConfig, PersonaPlexDepformerConfig
 
 Shape = tuple[int, ...]
-FloatName = Literal["float32", "bfloat16", "float16"]
 
-BYTES_OF: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of one number, by the name of its type."""
+BYTES_OF: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}
+"""Bytes of one number of the states and tables, by the type's name: beside int8 weights they are bfloat16."""
+INT8_BYTES, SCALE_BYTES = 1, 4
 
 
 def expected_tensors(config: PersonaPlexConfig, n_step_sets: int | None = None) -> dict[str, Shape]:
@@ -27,8 +26,19 @@ def n_parameters(config: PersonaPlexConfig, n_step_sets: int | None = None) -> i
 
 
 def weight_bytes(config: PersonaPlexConfig, dtype_name: str, n_step_sets: int | None = None) -> int:
-    """Bytes of the LM's weights when all are of one type."""
-    return n_parameters(config, n_step_sets) * BYTES_OF[dtype_name]
+    """Bytes of the LM's weights in memory. In int8 are those of products, with a float32 scale a row."""
+    tensors = expected_tensors(config, n_step_sets)
+    return sum(_tensor_bytes(name, shape, dtype_name) for name, shape in tensors.items())
+
+
+def is_linear(name: str) -> bool:
+    """Whether a tensor of the checkpoint is a weight of products: neither a table nor a norm."""
+    return "emb." not in name and not name.endswith(".alpha")
+
+
+def is_stacked(name: str) -> bool:
+    """Whether a tensor of the checkpoint holds the step sets of the depformer along its rows."""
+    return name.startswith("depformer.") and ".self_attn." in name
 
 
 def kv_bytes_per_frame(config: PersonaPlexConfig, dtype_name: str) -> int:
@@ -49,6 +59,13 @@ def frames_of(config: PersonaPlexConfig, audio_seconds: float) -> int:
     # Integers from here on: a quotient of floats can fall on the wrong side of a whole frame.
     n_samples = round(audio_seconds * config.sample_rate)
     return -(-n_samples // config.samples_per_frame)
+
+
+def _tensor_bytes(name: str, shape: Shape, dtype_name: str) -> int:
+    n_numbers = math.prod(shape)
+    if dtype_name == "int8" and is_linear(name):
+        return n_numbers * INT8_BYTES + shape[0] * SCALE_BYTES
+    return n_numbers * BYTES_OF[dtype_name]
 
 
 def _temporal_tensors(config: PersonaPlexConfig) -> Iterator[tuple[str, Shape]]:

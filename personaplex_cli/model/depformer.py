@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from personaplex_cli.config.tree import PersonaPlexDepformerConfig
+from personaplex_cli.model.linear import Linear, Weight, linear
 from personaplex_cli.model.transformer import Gating, RMSNorm
 
 
@@ -45,16 +46,16 @@ class DepformerAttention(nn.Module):
         super().__init__()
         width = config.hidden_size
         self.n_heads, self.n_steps = config.num_attention_heads, n_steps
-        self.in_proj_weight = nn.Parameter(torch.empty(n_steps * 3 * width, width))
-        self.out_proj = nn.Linear(width, n_steps * width, bias=False)
+        self.in_proj_weight: Weight = nn.Parameter(torch.empty(n_steps * 3 * width, width))
+        self.out_proj = Linear(width, width, n_steps)
 
     def forward(self, x: Tensor, step: int, memory: InnerMemory, layer: int) -> Tensor:
         """[B, D] -> [B, D]"""
-        width = x.shape[-1]
-        weight = self.in_proj_weight.view(self.n_steps, 3 * width, width)[step]
-        query, key, value = F.linear(x, weight).view(x.shape[0], 3, self.n_heads, -1).unbind(1)
+        projected = linear(x, self.in_proj_weight, step, self.n_steps)
+        query, key, value = projected.view(x.shape[0], 3, self.n_heads, -1).unbind(1)
         seen = memory.attend(layer, step, query, key, value)
-        return F.linear(seen.flatten(1), self.out_proj.weight.view(self.n_steps, width, width)[step])
+        out: Tensor = self.out_proj(seen.flatten(1), step)
+        return out
 
 
 class DepformerLayer(nn.Module):

@@ -14,7 +14,7 @@ from personaplex_cli.config.tree import PersonaPlexConfig
 from personaplex_cli.errors import SettingsError
 from personaplex_cli.settings import DeviceName, DtypeName
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 CGROUPS = [
     ("/sys/fs/cgroup", "memory.max", "memory.current", ("active_file", "inactive_file")),
     (
@@ -27,6 +27,7 @@ CGROUPS = [
 """Control groups, versions 2 and 1: folder, limit, use, and what of it is page cache, given back freely."""
 MEMORY_WORDS = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 """How torch's allocators (CPU; CUDA and MPS; cuBLAS) complain in an error that has no type of its own."""
+INT8_DEVICES = ("cpu", "cuda")
 LARGE_MODEL = 1_000_000_000
 """Parameters from which `auto` means bfloat16 on a CPU: there the memory is the bottleneck."""
 
@@ -43,10 +44,18 @@ def choose_device(name: DeviceName) -> torch.device:
 
 def choose_dtype(name: DtypeName, device: torch.device, config: PersonaPlexConfig) -> str:
     """`auto` is bfloat16, but float32 for small models on a CPU. The name, for records; see DTYPES."""
+    if name == "int8" and device.type not in INT8_DEVICES:
+        raise SettingsError(f"--dtype int8: there is no such product on {device.type}; use --dtype bfloat16")
     if name != "auto":
         return name
     small = device.type == "cpu" and n_parameters(config) < LARGE_MODEL
     return "float32" if small else "bfloat16"
+
+
+def choose_decode_dtype(dtype_name: str, device: torch.device) -> str:
+    """In which numbers replies become audio: exactly where the LM is exact, else in the faster ones."""
+    fast = device.type != "cpu" or bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
+    return "bfloat16" if fast and dtype_name != "float32" and device.type != "mps" else "float32"
 
 
 def free_bytes(device: torch.device) -> int:

@@ -6,12 +6,17 @@ renames nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from operator import attrgetter
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from personaplex_cli.config.facts import expected_tensors, is_linear, is_stacked
 from personaplex_cli.config.tree import PersonaPlexConfig
 from personaplex_cli.model.depformer import Depformer, InnerMemory
+from personaplex_cli.model.linear import Int8Weight, Linear, Weight
 from personaplex_cli.model.transformer import Memory, RMSNorm, TemporalTransformer
 
 
@@ -39,26 +44,38 @@ class Lm(nn.Module):
         )
         self.transformer = TemporalTransformer(temporal)
         self.out_norm = RMSNorm(width, temporal.rms_norm_eps)
-        self.text_linear = nn.Linear(width, config.text_vocab_size, bias=False)
-        self.depformer_in = nn.ModuleList(nn.Linear(width, inner_width, bias=False) for _ in range(n_steps))
+        self.text_linear = Linear(width, config.text_vocab_size)
+        self.depformer_in = nn.ModuleList(Linear(width, inner_width) for _ in range(n_steps))
         self.depformer_text_emb = TokenEmbedding(config.text_embedding_rows, inner_width)
         self.depformer_emb = nn.ModuleList(
             TokenEmbedding(config.audio_vocab_size + 1, inner_width) for _ in range(n_steps - 1)
         )
         self.depformer = Depformer(depformer, n_steps)
-        self.linears = nn.ModuleList(
-            nn.Linear(inner_width, config.audio_vocab_size, bias=False) for _ in range(n_steps)
-        )
+        self.linears = nn.ModuleList(Linear(inner_width, config.audio_vocab_size) for _ in range(n_steps))
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights, and so of all states."""
-        return self.text_linear.weight.dtype
+        """Of all states, and of the weights that are not in int8."""
+        return self.text_emb.weight.dtype
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.text_linear.weight.device
+        return self.text_emb.weight.device
+
+    def hold_in_int8(self, name: str, weight: Tensor) -> None:
+        """Put one of the checkpoint's weights in its place in int8. It is on the device already."""
+        owner, _, attribute = name.rpartition(".")
+        module = self.get_submodule(owner)
+        n_sets = self.depformer.n_steps if is_stacked(name) else 1
+        delattr(module, attribute)
+        setattr(module, attribute, Int8Weight(weight, n_sets))
+
+    def linear_weights(self) -> Iterator[tuple[Weight, int]]:
+        """Every weight of products, and how many step sets are stacked in it."""
+        n_steps = self.depformer.n_steps
+        for name in filter(is_linear, expected_tensors(self.config, n_steps)):
+            yield attrgetter(name)(self), n_steps if is_stacked(name) else 1
 
     def embed(self, columns: Tensor) -> Tensor:
         """Sum of the streams' embeddings: agent, user, text last. [..., 17] -> [..., D]"""

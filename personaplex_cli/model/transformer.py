@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from personaplex_cli.config.tree import HeliumConfig
+from personaplex_cli.model.linear import Linear, Weight, linear
 
 
 class Memory(Protocol):
@@ -40,8 +41,8 @@ class Gating(nn.Module):
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.linear_in = nn.Linear(width, 2 * inner, bias=False)
-        self.linear_out = nn.Linear(inner, width, bias=False)
+        self.linear_in = Linear(width, 2 * inner)
+        self.linear_out = Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]"""
@@ -73,12 +74,12 @@ class Attention(nn.Module):
     def __init__(self, config: HeliumConfig) -> None:
         super().__init__()
         self.n_heads = config.num_attention_heads
-        self.in_proj_weight = nn.Parameter(torch.empty(3 * config.hidden_size, config.hidden_size))
-        self.out_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.in_proj_weight: Weight = nn.Parameter(torch.empty(3 * config.hidden_size, config.hidden_size))
+        self.out_proj = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, angles: Tensor, memory: Memory, layer: int) -> Tensor:
         """[B, T, D] -> [B, T, D]"""
-        projected = F.linear(x, self.in_proj_weight).view(*x.shape[:2], 3, self.n_heads, -1)
+        projected = linear(x, self.in_proj_weight).view(*x.shape[:2], 3, self.n_heads, -1)
         query, key, value = projected.permute(2, 0, 3, 1, 4)
         seen = memory.attend(layer, rotate(query, angles), rotate(key, angles), value)
         out: Tensor = self.out_proj(seen.transpose(1, 2).flatten(-2))
