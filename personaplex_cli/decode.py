@@ -14,7 +14,10 @@ from personaplex_cli.files.atomic import finished_file
 from personaplex_cli.files.dump import TokenDump, read_dump
 from personaplex_cli.files.targets import folder_faults
 from personaplex_cli.model.checkpoint import Checkpoint
+from personaplex_cli.model.device import DTYPES
 from personaplex_cli.studio import Studio
+
+DECODE_DTYPES = ("float32", "bfloat16")
 
 
 def decode_dumps(dumps: Sequence[Path], out: Path, studio: Studio, *, overwrite: bool) -> list[Path]:
@@ -55,13 +58,22 @@ def dump_faults(path: Path, checkpoint: Checkpoint) -> list[str]:
         return [f"{path}: its n_samples, {written or 'absent'}, do not fit its {n_frames} frames"]
     if dump.agent.max() >= mimi.card:
         return [f"{path}: holds code {dump.agent.max()}, and the codec has {mimi.card}"]
+    if decode_dtype_of(dump) not in DECODE_DTYPES:
+        return [f"{path}: its decode_dtype is {decode_dtype_of(dump)}, not {' or '.join(DECODE_DTYPES)}"]
     return []
+
+
+def decode_dtype_of(dump: TokenDump) -> str:
+    """The numbers in which its WAV was made."""
+    return dump.metadata.get("decode_dtype", "float32")
 
 
 def decode_dump(dump: TokenDump, target: Path, studio: Studio) -> Path:
     """One dump's WAV."""
     codes = torch.from_numpy(dump.agent.astype(np.int64))
     with finished_file(target) as partial:
-        blocks = fit(studio.codec.decode_one(codes), int(dump.metadata["n_samples"]))
+        blocks = fit(
+            studio.codec.decode_one(codes, DTYPES[decode_dtype_of(dump)]), int(dump.metadata["n_samples"])
+        )
         write_wav(partial, blocks, studio.config.sample_rate)
     return target

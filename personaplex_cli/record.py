@@ -8,9 +8,10 @@ from importlib.metadata import version
 from personaplex_cli import __version__
 from personaplex_cli.audio.pcm import Recording
 from personaplex_cli.config.load import config_hash
+from personaplex_cli.digest import file_sha256
 from personaplex_cli.files.dump import Record
 from personaplex_cli.files.jobs import Job
-from personaplex_cli.files.resume import file_sha256, fingerprint
+from personaplex_cli.files.resume import fingerprint
 from personaplex_cli.prompt import voice_path
 from personaplex_cli.settings import Choices
 from personaplex_cli.studio import Studio
@@ -87,5 +88,9 @@ class Facts:
             fingerprint=self.fingerprint(job, source_sha256),
             versions=self.versions,
             audio_vocab_size=config.audio_vocab_size,
-            extra={"channel": job.channel or self.choices.channel, "warnings": recording.warnings},
+            extra={
+                "channel": job.channel or self.choices.channel,
+                "decode_dtype": self.studio.decode_dtype_name,
+                "warnings": recording.warnings,
+            },
         )

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from personaplex_cli.files.dump import read_dump, write_dump
+from personaplex_cli.model.device import choose_decode_dtype
 from tests.conftest import GOLDEN
 from tests.helpers import DUMP, converted, names_in, personaplex, record, record_all
 
@@ -18,7 +20,7 @@ from tests.helpers import DUMP, converted, names_in, personaplex, record, record
 def replies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two replies, one longer than what the codec decodes at once."""
     folder = tmp_path_factory.mktemp("replies")
-    converted(record_all(folder / "in", [2.7, 0.21]), folder / "out", "--quiet")
+    converted(record_all(folder / "in", [8.7, 0.21]), folder / "out", "--quiet")
     return folder / "out"
 
 
@@ -38,8 +40,21 @@ def test_a_dump_gives_the_bytes_that_convert_wrote(replies: Path, tmp_path: Path
         assert (tmp_path / "out" / name).read_bytes() == (replies / name).read_bytes()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_reply_that_was_not_made_in_float32_is_decoded_to_the_same_bytes(
+    tmp_path: Path, dtype: str
+) -> None:
+    recording = record(tmp_path / "a.wav", 2.3)
+    converted(recording, tmp_path / "out", "--dtype", dtype, "--quiet")
+    dump = tmp_path / "out" / f"a{DUMP}"
+    assert read_dump(dump).metadata["decode_dtype"] == choose_decode_dtype(dtype, torch.device("cpu"))
+    result = personaplex("decode", dump, tmp_path / "again")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "again" / "a.wav").read_bytes() == (tmp_path / "out" / "a.wav").read_bytes()
+
+
 def test_of_a_stream_reply_the_aligned_wav_is_made(replies: Path, tmp_path: Path) -> None:
-    source = record_all(tmp_path / "in", [2.7, 0.21])
+    source = record_all(tmp_path / "in", [8.7, 0.21])
     converted(source, tmp_path / "stream", "--timeline", "stream", "--quiet")
     result = personaplex("decode", tmp_path / "stream" / f"000{DUMP}", tmp_path / "out")
     assert result.exit_code == 0, result.output
@@ -97,6 +112,7 @@ def test_a_dump_whose_record_does_not_fit_its_tokens_is_refused_before_anything_
     spoilt = {
         "none": replace(whole, metadata={k: v for k, v in record.items() if k != "n_samples"}),
         "less": replace(whole, metadata={**record, "n_samples": "1"}),
+        "numbers": replace(whole, metadata={**record, "decode_dtype": "int3"}),
         "words": replace(whole, metadata={**record, "n_samples": "many"}),
         "beyond": replace(
             whole, agent=whole.agent + np.int16(200), metadata={**record, "audio_vocab_size": "999"}
@@ -110,6 +126,7 @@ def test_a_dump_whose_record_does_not_fit_its_tokens_is_refused_before_anything_
     said = refused(*dumps, tmp_path / "out")
     assert said.count("do not fit its") == 4
     assert "and the codec has 256" in said
+    assert "its decode_dtype is int3, not float32 or bfloat16" in said
     assert not (tmp_path / "out").exists()
 
 
