@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -28,6 +30,7 @@ SOME_FAILED = 1
 BY_SIGNAL = 128  # what a shell adds to the number of the signal that ended a program
 MAX_SECONDS = 1e9
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+MODEL_VARIABLE = "PERSONAPLEX_MODEL"
 CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
 
 
@@ -54,7 +57,8 @@ class FrontDoor(TyperGroup):
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as interrupt:
             number = interrupt.number if isinstance(interrupt, Stopped) else signal.SIGINT
-            sys.stderr.write(f"stopped by {signal.Signals(number).name}\n")
+            with suppress(OSError):  # The terminal may be gone.
+                sys.stderr.write(f"stopped by {signal.Signals(number).name}\n")
             raise typer.Exit(BY_SIGNAL + number) from interrupt
         except BrokenPipeError as error:
             _drop_output()
@@ -86,6 +90,7 @@ class WeightsDtype(str, Enum):
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
+    int8 = "int8"
 
 
 def _show_version(asked: bool) -> None:
@@ -173,6 +178,7 @@ class DtypeChoice(str, Enum):
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
+    int8 = "int8"
 
 
 class TimelineChoice(str, Enum):
@@ -207,7 +213,7 @@ ModelName = Annotated[
     str,
     typer.Option(
         "--model",
-        envvar="PERSONAPLEX_MODEL",
+        envvar=MODEL_VARIABLE,
         help="embedded (built in), a model's folder, or a Hub repository (nvidia/personaplex-7b-v1).",
     ),
 ]
@@ -290,6 +296,32 @@ Dumps = Annotated[
         metavar="DUMP... OUT", show_default=False, help="Token dumps, then the folder for the WAVs."
     ),
 ]
+BenchModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model", show_default=False, help="As for convert; left out: embedded, unless --random-weights."
+    ),
+]
+RandomWeights = Annotated[
+    bool,
+    typer.Option(
+        "--random-weights",
+        help="Needs no model: random weights of the sizes in --config and --set, or the published ones.",
+    ),
+]
+BatchSizes = Annotated[
+    str,
+    typer.Option("--batch-size", metavar="N,N,...", help="Files answered at once, a row of figures each."),
+]
+PromptFrames = Annotated[int, typer.Option(help="Length of the prompt that is read.")]
+BenchFrames = Annotated[int, typer.Option("--frames", help="Steps that are timed.")]
+Position = Annotated[
+    int | None,
+    typer.Option(
+        show_default=False, help="Frames before the first step, prompt included; left out: just the prompt."
+    ),
+]
+BenchJson = Annotated[bool, typer.Option("--json", help="Write one JSON object in place of the table.")]
 
 
 @app.command(epilog=EXAMPLES)
@@ -367,9 +399,47 @@ def convert(
                 window.say(checkpoint.notice)
             all_well = convert_plan(plan, checkpoint, choices, window)
         if out == "-" and all_well:
-            sys.stdout.buffer.write(plan.jobs[0].wav.read_bytes())
+            with plan.jobs[0].wav.open("rb") as wav:
+                shutil.copyfileobj(wav, sys.stdout.buffer)
     if not all_well:
         raise typer.Exit(SOME_FAILED)
+
+
+@app.command()
+def bench(
+    model: BenchModel = None,
+    random_weights: RandomWeights = False,
+    revision: Revision = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    batch_size: BatchSizes = "1,8,16,32",
+    prompt_frames: PromptFrames = 150,
+    frames: BenchFrames = 20,
+    position: Position = None,
+    device: ModelDevice = DeviceChoice.auto,
+    dtype: ModelDtype = DtypeChoice.auto,
+    as_json: BenchJson = False,
+) -> None:
+    """Measure what a step costs here, part by part, and beside the least that it could cost."""
+    if random_weights and (model or revision):
+        raise SettingsError("--random-weights needs no model; its sizes are those of --config and --set")
+    batch_sizes = _batch_sizes(batch_size)
+    from personaplex_cli.bench import Load, random_subject, run_bench, subject_of
+    from personaplex_cli.config.load import load_config
+    from personaplex_cli.console import show_bench, show_remark
+    from personaplex_cli.model.checkpoint import open_checkpoint
+    from personaplex_cli.settings import Device
+
+    load = Load(batch_sizes, prompt_frames, frames, position)
+    wanted = Device(device.value, dtype.value)
+    if random_weights:
+        subject = random_subject(load_config(config, overrides or ()).config, wanted)
+    else:
+        name = model or os.environ.get(MODEL_VARIABLE) or "embedded"
+        checkpoint = open_checkpoint(name, config=config, overrides=overrides or (), revision=revision)
+        subject = subject_of(checkpoint, wanted)
+    report = run_bench(subject, load, lambda size: show_remark(f"batch size {size} ..."))
+    show_bench(report, as_json=as_json)
 
 
 @app.command()
@@ -403,10 +473,16 @@ def decode(
 def _batch_size(written: str) -> int | None:
     if written == "auto":
         return None
+    if not re.fullmatch("-?[0-9]{1,9}", written):
+        raise SettingsError(f"--batch-size {written}: must be a number, or auto")
+    return int(written)
+
+
+def _batch_sizes(written: str) -> tuple[int, ...]:
     try:
-        return int(written)
+        return tuple(int(number) for number in written.split(","))
     except ValueError:
-        raise SettingsError(f"--batch-size {written}: must be a number, or auto") from None
+        raise SettingsError(f"--batch-size {written}: must be numbers with commas between") from None
 
 
 def _sources_and_out(paths: list[str]) -> tuple[list[str], str]:

@@ -11,7 +11,9 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -29,8 +31,24 @@ from personaplex_cli.files.plain_json import json_bytes
 from personaplex_cli.files.runlog import Outcome
 
 if TYPE_CHECKING:  # It would load torch.
+    from personaplex_cli.bench import Report
     from personaplex_cli.rehearse import Forecast
 
+BENCH_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "batch": ("batch_size", str),
+    **{
+        f"{name} ms": (f"{name}_ms", "{:.4g}".format)
+        for name in ("prompt", "copy", "step", "temporal", "depformer", "draw", "host", "bound")
+    },
+    "step/bound": ("step_over_bound", "{:.2f}".format),
+    "encode ms": ("encode_ms", "{:.3g}".format),
+    "decode ms": ("decode_ms", "{:.3g}".format),
+    "frames/s": ("frames_per_second", "{:.1f}".format),
+    "x real time": ("times_real_time", "{:.2f}".format),
+    "without codec": ("lm_times_real_time", "{:.2f}".format),
+    "peak memory": ("peak_bytes", lambda n_bytes: _bytes(n_bytes)),
+}
+"""Of the bench's table: what each shows, and how."""
 ORIGIN_COLUMN = 60
 GUIDE_WIDTH = 4
 UNWRAPPED = 10_000
@@ -38,12 +56,24 @@ UNWRAPPED = 10_000
 
 def show_error(message: str) -> None:
     """Say what went wrong, on standard error."""
-    sys.stderr.write(f"{visible(f'error: {message}')}\n")
+    show_remark(f"error: {message}")
 
 
 def show_remark(line: str) -> None:
-    """Say something worth a line, on standard error."""
-    sys.stderr.write(f"{visible(line)}\n")
+    """Say something worth a line, on standard error, if anybody can hear it."""
+    with heard_or_not():
+        sys.stderr.write(f"{visible(line)}\n")
+
+
+@contextmanager
+def heard_or_not() -> Iterator[None]:
+    """A full or vanished standard error ends no run; a closed pipe does, as for other programs."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass
 
 
 def visible(text: str) -> str:
@@ -60,7 +90,7 @@ class RunWindow:
         self.bar: tqdm[Any] | None = None
         self.n_of: Counter[str] = Counter()
         self.audio_seconds = 0.0
-        self.n_frames = 0
+        self.n_frames = self.n_places = 0
 
     def remark(self, line: str) -> None:
         """Something worth a line."""
@@ -84,9 +114,10 @@ class RunWindow:
             disable=self.quiet or not sys.stderr.isatty(),
         )
 
-    def frames(self, n_frames: int) -> None:
-        """So many more frames are done."""
+    def frames(self, n_frames: int, n_places: int) -> None:
+        """So many more frames are done, in slots that had room for so many."""
         self.n_frames += n_frames
+        self.n_places += n_places
         if self.bar is not None:
             self.bar.update(n_frames)
 
@@ -116,7 +147,8 @@ class RunWindow:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.bar is not None:
-            self.bar.close()
+            with heard_or_not():
+                self.bar.close()
         if error is None and not self.quiet:
             self.show_summary()
 
@@ -130,12 +162,14 @@ class RunWindow:
             "wall": f"{wall_seconds:.1f} s",
             "frames/s": f"{self.n_frames / wall_seconds:.1f}",
             "times real time": f"{self.audio_seconds / wall_seconds:.2f}",
+            "slots in use": f"{self.n_frames / self.n_places:.0%}" if self.n_places else "",
         }
         for name in row:
             table.add_column(name, justify="right")
         table.add_row(*row.values())
         # A narrow terminal wraps the lines; rich would cut the numbers off.
-        Console(stderr=True, highlight=False, width=UNWRAPPED).print(table)
+        with heard_or_not():
+            Console(stderr=True, highlight=False, width=UNWRAPPED).print(table)
 
 
 def columns_of(stream: TextIO) -> int:
@@ -172,6 +206,28 @@ def show_forecast(forecast: Forecast, *, as_json: bool) -> None:
         sys.stdout.write(
             f"\n{forecast.n_frames} frames in about {minutes:.1f} min, loading apart\n{reckoning.line}\n"
         )
+
+
+def show_bench(report: Report, *, as_json: bool) -> None:
+    """What the bench has measured, on standard output: a table, or one JSON object."""
+    if as_json:
+        sys.stdout.buffer.write(json_bytes(asdict(report)) + b"\n")
+        return
+    machine, model = report.machine, report.model
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in BENCH_COLUMNS:
+        table.add_column(name, justify="right")
+    for row in report.rows:
+        table.add_row(*(shown(getattr(row, field)) for field, shown in BENCH_COLUMNS.values()))
+    sys.stdout.write(
+        f"{machine.device}, {machine.cores} cores, {machine.threads} threads, "
+        f"{_bytes(machine.memory_bytes)} at {machine.bytes_per_second / 1e9:.1f} GB/s, "
+        f"torch {machine.torch}\n"
+        f"{visible(model.name)}: {model.layers} layers, {_count(model.parameters)} parameters, "
+        f"{model.dtype}, "
+        f"{_bytes(model.linear_bytes)} read by every step\n\n"
+    )
+    _write(table)
 
 
 def show_config(loaded: LoadedConfig, dtype_name: str, batch_size: int, audio_seconds: float) -> None:

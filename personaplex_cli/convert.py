@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -14,17 +15,17 @@ from torch import Tensor
 
 from personaplex_cli.audio.codec import CHUNK_FRAMES
 from personaplex_cli.audio.pcm import Pcm, Recording, fit, side_by_side, whole_frames, write_wav
+from personaplex_cli.digest import file_sha256
 from personaplex_cli.engine.generate import generate
 from personaplex_cli.engine.turns import Prompt, Reply, Turn, lay_out, on_stream_timeline, user_codes
 from personaplex_cli.errors import JobError, RunStopped
 from personaplex_cli.files.atomic import finished_files, is_disk_full, sweep_partials
 from personaplex_cli.files.dump import Record, TokenDump, write_dump, write_transcript
 from personaplex_cli.files.jobs import Job, Plan
-from personaplex_cli.files.resume import file_sha256
 from personaplex_cli.files.runlog import Outcome, RunLog
 from personaplex_cli.files.spool import OnDisk
 from personaplex_cli.model.checkpoint import Checkpoint
-from personaplex_cli.model.device import is_out_of_memory, release_memory
+from personaplex_cli.model.device import DTYPES, is_out_of_memory, release_memory
 from personaplex_cli.record import Facts
 from personaplex_cli.schedule import Schedule, Scheduled, make_schedule, recording_of
 from personaplex_cli.settings import Choices
@@ -43,8 +44,8 @@ class Window(Protocol):
     def begin(self, n_files: int, n_frames: int) -> None:
         """The work begins: so many files, so many frames as far as their headers tell."""
 
-    def frames(self, n_frames: int) -> None:
-        """So many more frames are done."""
+    def frames(self, n_frames: int, n_places: int) -> None:
+        """So many more frames are done, in slots that had room for so many."""
 
     def outcome(self, outcome: Outcome) -> None:
         """A file is finished, or has failed, or need not be done."""
@@ -81,6 +82,7 @@ def convert(plan: Plan, checkpoint: Checkpoint, choices: Choices, window: Window
         for job, error in schedule.refused:
             run.fail(job, error)
         run.answer(schedule)
+    assert run.n_settled == len(plan.jobs), "a job was lost"
     return not run.n_failed
 
 
@@ -90,7 +92,7 @@ class Run:
     def __init__(self, studio: Studio, choices: Choices, facts: Facts, log: RunLog, window: Window) -> None:
         self.studio, self.choices, self.facts, self.log, self.window = studio, choices, facts, log, window
         self.underway: dict[Turn, Underway] = {}
-        self.n_failed = 0
+        self.n_failed = self.n_settled = 0
         self.disk_was_full = False
 
     def answer(self, schedule: Schedule) -> None:
@@ -127,14 +129,16 @@ class Run:
         while group := list(islice(waiting, self.studio.n_codec_rows)):
             opened = [underway for each in group if (underway := self.open(each, idle_seconds))]
             for underway, codes in self.encoded(opened):
-                yield self.turn(underway, codes)
+                if turn := self.turn(underway, codes):
+                    yield turn
 
     def open(self, each: Scheduled, idle_seconds: float | None) -> Underway | None:
         """Begin a job, or say why it cannot be begun."""
         job = each.job
         try:
-            source = OnDisk(job.source, idle_seconds, each.stamp)
-            return Underway(job, source, self.recording(job, source), sha256_of(job, source))
+            with memory_failures(job, "to open it"):
+                source = OnDisk(job.source, idle_seconds, each.stamp)
+                return Underway(job, source, self.recording(job, source), sha256_of(job, source))
         except JobError as error:
             self.fail(job, error)
             return None
@@ -169,11 +173,17 @@ class Run:
             else:
                 yield underway, heard
 
-    def turn(self, underway: Underway, heard: Tensor) -> Turn:
-        """Persona and user join."""
+    def turn(self, underway: Underway, heard: Tensor) -> Turn | None:
+        """Persona and user join; None where the memory does not hold them."""
         job = underway.job
-        prompt = self.studio.prompts.prompt_of(job.persona)
-        turn = lay_out(prompt, heard, self.studio.config, name=job.name, seed=job.seed)
+        try:
+            with memory_failures(job, "to lay it out"):
+                prompt = self.studio.prompts.prompt_of(job.persona)
+                turn = lay_out(prompt, heard, self.studio.config, name=job.name, seed=job.seed)
+        except JobError as error:
+            underway.source.close()
+            self.fail(job, error)
+            return None
         self.underway[turn] = underway
         if turn.n_positions > self.studio.config.ring_columns:
             underway.recording.warnings.append(self.window_warning(prompt))
@@ -193,16 +203,15 @@ class Run:
         try:
             record = self.facts.record_of(job, underway.recording, underway.sha256)
             shown = self.on_timeline(reply)
-            with finished_files(*job.outputs) as (dump, wav, transcript):
+            with (
+                memory_failures(job, "to make its audio"),
+                finished_files(*job.outputs) as (dump, wav, transcript),
+            ):
                 write_dump(dump, token_dump(reply, user_codes(reply.turn, self.studio.config), record))
                 n_clamped = self.write_wav(wav, underway, shown[1:])
                 self.write_transcript(transcript, record, shown[0].tolist())
         except JobError as error:
             self.fail(job, error)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            self.fail(job, out_of_memory(job, "to make its audio"))
         else:
             self.settle(converted(underway, n_clamped))
 
@@ -215,7 +224,7 @@ class Run:
     def write_wav(self, path: Path, underway: Underway, codes: Tensor) -> int:
         """Decode codes [8, F] into the reply's WAV, as long as the recording. -> clamped samples"""
         codec, n_samples = self.studio.codec, underway.recording.n_samples
-        blocks: Iterable[Pcm] = codec.decode_one(codes)
+        blocks: Iterable[Pcm] = codec.decode_one(codes, DTYPES[self.studio.decode_dtype_name])
         if self.choices.stereo:
             user = self.recording(underway.job, underway.source).blocks()
             per_frame = codec.samples_per_frame
@@ -249,6 +258,7 @@ class Run:
 
     def settle(self, outcome: Outcome) -> None:
         """Put an outcome on record."""
+        self.n_settled += 1
         self.log.add(outcome)
         self.window.outcome(outcome)
 
@@ -265,7 +275,18 @@ class Reading:
             yield from self.underway.recording.blocks()
             self.underway.source.check()
         except JobError as error:
-            self.error = self.underway.source.told(error)
+            self.error = error
+
+
+@contextmanager
+def memory_failures(job: Job, what_for: str) -> Iterator[None]:
+    """Where the memory runs out, the job fails."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise out_of_memory(job, what_for) from error
 
 
 def out_of_memory(job: Job, what_for: str) -> JobError:

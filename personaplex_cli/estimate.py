@@ -9,19 +9,24 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from personaplex_cli.audio.codec import CHUNK_FRAMES, Codec
+from personaplex_cli.config.facts import Shape
 from personaplex_cli.config.tree import PersonaPlexConfig
 from personaplex_cli.engine.sampling import Draws
 from personaplex_cli.engine.slots import Slots
 from personaplex_cli.engine.turns import FREE, Prompt, Turn
 from personaplex_cli.model.device import DTYPES
 from personaplex_cli.model.lm import Lm
+from personaplex_cli.model.weights import build_lm
 from personaplex_cli.settings import Sampling
 from personaplex_cli.studio import Studio
 
 N_TIMES = 3
 N_STEPS = 4
+N_NOISE = 1_000_003
+"""Random numbers that weights are filled with, again and again. A prime: so no two rows are alike."""
 FEW_LAYERS = (1, 2)
 """Temporal layers of the models that are timed; the others cost what the second adds to the first."""
 
@@ -33,7 +38,8 @@ def wall_seconds(studio: Studio, turns: Sequence[tuple[int, int]], n_slots: int,
     step = step_seconds(studio, n_slots, max(middle, n_prompt), sampling)
     n_steps = steps_in_all([n_frames + 1 for _, n_frames in turns], n_slots)
     n_frames = sum(n_frames for _, n_frames in turns)
-    return n_steps * step + n_frames * codec_seconds(studio.codec)
+    decode_dtype = DTYPES[studio.decode_dtype_name]
+    return n_steps * step + n_frames * sum(codec_seconds(studio.codec, decode_dtype))
 
 
 def steps_in_all(steps: Iterable[int], n_slots: int) -> int:
@@ -57,7 +63,7 @@ def few_layers_seconds(
     """Of one step of all slots in a model with few temporal layers."""
     temporal = studio.config.temporal_config.model_copy(update={"num_hidden_layers": n_layers})
     config = studio.config.model_copy(update={"temporal_config": temporal})
-    lm = hollow_lm(config, DTYPES[studio.dtype_name], studio.device)
+    lm = random_lm(config, studio.dtype_name, studio.device)
     slots = Slots(lm, n_slots, Draws.of(sampling, config))
     turn = turn_at(position, config)
     slots.make_room(turn.n_positions)
@@ -67,7 +73,7 @@ def few_layers_seconds(
     def steps() -> None:
         slots.run(slots.next_block())
 
-    return seconds_of(steps) / turn.n_steps
+    return seconds_of(steps, studio.device) / turn.n_steps
 
 
 def turn_at(position: int, config: PersonaPlexConfig) -> Turn:
@@ -76,35 +82,57 @@ def turn_at(position: int, config: PersonaPlexConfig) -> Turn:
     return Turn("", 0, Prompt(nothing, position), torch.full((config.n_streams, N_STEPS + 1), FREE))
 
 
-def hollow_lm(config: PersonaPlexConfig, dtype: torch.dtype, device: torch.device) -> Lm:
-    """A model of these widths whose weights are all alike: right in nothing but its cost."""
-    with torch.device("meta"):
-        lm = Lm(config).to(dtype)
-    lm = lm.to_empty(device=device).eval().requires_grad_(False)
-    for weight in lm.parameters():
-        weight.fill_(1 / 64)
-    return lm
+def random_lm(config: PersonaPlexConfig, dtype_name: str, device: torch.device) -> Lm:
+    """A model of these sizes with random weights, made in place: right in nothing but its cost."""
+    dtype = DTYPES[dtype_name]
+    made_in = dtype if dtype.is_floating_point else torch.bfloat16
+    noise = torch.randn(N_NOISE, generator=torch.Generator().manual_seed(0)).to(device, made_in)
+    return build_lm(config, lambda name, shape: random_tensor(name, shape, noise), dtype=dtype, device=device)
 
 
-def codec_seconds(codec: Codec) -> float:
-    """Of encoding and decoding one frame."""
-    noise = np.random.default_rng(0).standard_normal(CHUNK_FRAMES * codec.samples_per_frame)
+def random_tensor(name: str, shape: Shape, noise: Tensor) -> Tensor:
+    """One of the checkpoint's tensors, filled with the same noise again and again: drawing takes minutes."""
+    tensor = noise.new_empty(shape)
+    if name.endswith(".alpha"):
+        return tensor.fill_(1.0)
+    # Sums of so many products have the size of what is summed.
+    scaled, flat = noise * shape[-1] ** -0.5, tensor.view(-1)
+    for begin in range(0, len(flat), len(noise)):
+        piece = flat[begin : begin + len(noise)]
+        piece.copy_(scaled[: len(piece)])
+    return tensor
+
+
+def codec_seconds(
+    codec: Codec, decode_dtype: torch.dtype, n_frames: int = CHUNK_FRAMES
+) -> tuple[float, float]:
+    """Of encoding and of decoding one frame, in a recording of so many."""
+    noise = np.random.default_rng(0).standard_normal(n_frames * codec.samples_per_frame)
     pcm = (0.1 * noise).astype(np.float32)
-
-    def both_ways() -> None:
-        (codes,) = codec.encode([[pcm]])
-        for _ in codec.decode_one(codes):
-            pass
-
-    return seconds_of(both_ways) / CHUNK_FRAMES
+    (codes,) = codec.encode([[pcm]])
+    encode = seconds_of(lambda: codec.encode([[pcm]]), codec.device)
+    decode = seconds_of(lambda: list(codec.decode_one(codes, decode_dtype)), codec.device)
+    return encode / n_frames, decode / n_frames
 
 
-def seconds_of(work: Callable[[], None]) -> float:
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
     """The median of some runs, after one that is not counted."""
     work()
-    times = []
-    for _ in range(N_TIMES):
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    return statistics.median(timed(work, device) for _ in range(N_TIMES))
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds from the start to the end of all that the device has to do."""
+    finish(device)
+    began = time.perf_counter()
+    work()
+    finish(device)
+    return time.perf_counter() - began
+
+
+def finish(device: torch.device) -> None:
+    """Wait for what a GPU still has to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

@@ -16,7 +16,7 @@ FLOORS = [
     {"__main__"},
     {"cli"},
     {"console"},
-    {"convert", "decode", "rehearse"},
+    {"bench", "convert", "decode", "rehearse"},
     {"estimate", "schedule"},
     {"record"},
     {"studio"},
@@ -24,7 +24,7 @@ FLOORS = [
     {"engine", "text"},
     {"audio", "model", "files"},
     {"config", "settings"},
-    {"errors"},
+    {"errors", "interrupts", "digest"},
     {"__init__"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

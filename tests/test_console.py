@@ -41,11 +41,11 @@ with RunWindow(quiet={quiet}, as_json={as_json}) as window:
     window.remark("batch size 2")
     window.begin(3, 200)
     for _ in range(2):
-        window.frames(50)
+        window.frames(50, 64)
         time.sleep(0.15)
     window.outcome(Outcome(source="a.wav", status="failed", reason="a.wav: no audio"))
     for _ in range(2):
-        window.frames(50)
+        window.frames(50, 64)
         time.sleep(0.15)
 """
 
@@ -121,7 +121,7 @@ def test_a_narrow_terminal_gets_a_short_bar_and_all_numbers() -> None:
     assert left[1] == "failed: a.wav: no audio"
     assert left[2].startswith("3 files: 100%|")
     assert len(left[2]) <= 20
-    assert len(re.split(r"\s{2,}", left[3])) == len(re.split(r"\s{2,}", left[4].strip())) == 7
+    assert len(re.split(r"\s{2,}", left[3])) == len(re.split(r"\s{2,}", left[4].strip())) == 8
 
 
 def test_json_lines_on_the_bars_terminal_stay_whole() -> None:
@@ -189,8 +189,8 @@ def test_the_table_counts_files_and_relates_audio_to_the_time_it_took(
         window.begin(4, 100)
         for outcome in outcomes():
             window.outcome(outcome)
-        window.frames(60)
-        window.frames(34)
+        window.frames(60, 64)
+        window.frames(34, 64)
         clock.seconds += 2.5
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -198,8 +198,9 @@ def test_the_table_counts_files_and_relates_audio_to_the_time_it_took(
     assert failure == "failed: d.wav: no audio"
     assert re.split(r"\s{2,}", names.strip()) == [
         *["converted", "skipped", "failed", "audio", "wall", "frames/s", "times real time"],
+        "slots in use",
     ]
-    assert re.split(r"\s{2,}", values.strip()) == ["2", "1", "1", "7.5 s", "2.5 s", "37.6", "3.00"]
+    assert re.split(r"\s{2,}", values.strip()) == ["2", "1", "1", "7.5 s", "2.5 s", "37.6", "3.00", "73%"]
 
 
 def test_a_failure_is_one_line_whatever_the_files_name_holds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,7 +270,7 @@ def test_every_command_and_every_option_has_its_help(command: Any) -> None:
     assert silent == []
 
 
-@pytest.mark.parametrize("name", ["convert", "decode", "inspect-config"])
+@pytest.mark.parametrize("name", ["convert", "decode", "bench", "inspect-config"])
 def test_help_lists_every_option(name: str) -> None:
     result = personaplex(name, "--help")
     assert result.exit_code == 0
@@ -284,7 +285,7 @@ def test_a_window_needs_no_terminal_that_can_tell_its_size(monkeypatch: pytest.M
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with RunWindow(quiet=False, as_json=False) as window:
         window.begin(1, 10)
-        window.frames(10)
+        window.frames(10, 16)
     assert "converted" in sys.stderr.getvalue()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
 import os
@@ -67,7 +68,7 @@ class NoWindow:
 
     def begin(self, n_files: int, n_frames: int) -> None: ...
 
-    def frames(self, n_frames: int) -> None: ...
+    def frames(self, n_frames: int, n_places: int) -> None: ...
 
     def outcome(self, outcome: object) -> None: ...
 
@@ -500,15 +501,34 @@ def test_a_file_that_vanishes_between_plan_and_reading_fails_alone(
     assert len(outputs_in(tmp_path / "out")) == 6
 
 
-def test_an_output_that_cannot_be_written_fails_alone_and_leaves_no_part(
-    recordings: Path, tmp_path: Path
+@pytest.mark.parametrize("name", ["a.json", "a.wav", f"a{DUMP}", "run.jsonl"])
+def test_a_folder_in_an_outputs_place_is_refused_before_anything_is_touched(
+    recordings: Path, whole_folder: Path, tmp_path: Path, name: str
 ) -> None:
-    out = tmp_path / "out"
-    (out / "a.json" / "in_the_way").mkdir(parents=True)
-    said = fails(recordings, out, "--overwrite", "--quiet", code=1)
-    assert "a.json: cannot be written" in said
-    assert len(outputs_in(out)) == 6
-    assert not (out / "a.wav").exists()
+    out = shutil.copytree(whole_folder, tmp_path / "out")
+    (out / name).unlink()
+    (out / name).mkdir()
+    before = outputs_in(out)
+    said = fails(recordings, out, "--overwrite", "--quiet")
+    assert f"{out / name}: a folder stands where a file is to be written" in said
+    assert outputs_in(out) == before
+
+
+def test_an_output_that_cannot_be_written_fails_alone_and_leaves_no_part(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = corridor.write_transcript
+
+    def write_but_one(path: Path, record: Any, **said: Any) -> None:
+        if record.source == "a.wav":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        write(path, record, **said)
+
+    monkeypatch.setattr(corridor, "write_transcript", write_but_one)
+    said = fails(recordings, tmp_path / "out", "--quiet", code=1)
+    assert "a.json: cannot be written (Input/output error)" in said
+    assert len(outputs_in(tmp_path / "out")) == 6
+    assert not (tmp_path / "out" / "a.wav").exists()
 
 
 def broken_model(folder: Path) -> Path:
@@ -555,7 +575,7 @@ def test_what_is_wrong_with_the_plan_or_a_persona_is_said_before_the_model_is_lo
 
 
 def test_an_unknown_option_or_value_is_a_usage_error(recordings: Path, tmp_path: Path) -> None:
-    for options in (["--nonsense"], ["--dtype", "int8"], ["--temp-audio", "-1"], ["--seed", "x"]):
+    for options in (["--nonsense"], ["--dtype", "int4"], ["--temp-audio", "-1"], ["--seed", "x"]):
         assert options[0] in fails(recordings / "a.wav", tmp_path / "out", *options)
     assert not (tmp_path / "out").exists()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -121,7 +121,7 @@ def test_a_missing_source_is_an_error_with_exit_code_2() -> None:
     [
         ["--format", "xml"],
         ["--batch-size", "0"],
-        ["--dtype", "int8"],
+        ["--dtype", "int4"],
         ["--seconds", "-1"],
         ["--bogus"],
         ["a", "b"],
@@ -258,8 +258,10 @@ def test_neither_help_nor_inspect_config_loads_torch(arguments: str) -> None:
 
 def test_help_answers_in_under_half_a_second() -> None:
     def seconds() -> float:
-        start = time.perf_counter()
+        # Of the processor: other tests may run at the same time.
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert program("--help").returncode == 0
-        return time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
     assert min(seconds() for _ in range(5)) < 0.5

@@ -11,6 +11,7 @@ import pytest
 import typer.main
 
 from personaplex_cli.cli import app
+from personaplex_cli.console import BENCH_COLUMNS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -38,7 +39,7 @@ def command(name: str) -> Any:
 
 
 def test_readme_shows_each_command() -> None:
-    assert {words[0] for words in command_lines()} == {"convert", "decode", "inspect-config"}
+    assert {words[0] for words in command_lines()} == {"bench", "convert", "decode", "inspect-config"}
     assert len(command_lines()) >= 12
 
 
@@ -59,6 +60,15 @@ def test_every_option_that_readme_lists_exists_with_that_default() -> None:
     assert shown == listed
     defaults = {"--temp-text": 0.7, "--temp-audio": 0.8, "--topk-text": 25, "--topk-audio": 250, "--seed": 0}
     assert {name: options[name].default for name in defaults} == defaults
+
+
+def test_the_benchmarks_name_every_option_and_every_column() -> None:
+    section = README.partition("## Benchmarks")[2].partition("\n## ")[0]
+    options = {name for option in command("bench").params for name in option.opts if name.startswith("--")}
+    assert set(re.findall(r"`(--[a-z-]+)", section)) == options - {"--help"}
+    printed = section.partition("batch  prompt")[2]
+    assert printed
+    assert all(name in section for name in BENCH_COLUMNS)
 
 
 def test_the_picture_of_the_house_names_every_room() -> None:

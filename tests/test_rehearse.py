@@ -142,7 +142,7 @@ def test_a_recording_that_is_too_long_is_refused_before_the_model_is_loaded(
     recording = record(tmp_path / "a.wav", 2.0)
     result = personaplex("convert", recording, tmp_path / "out", "--max-duration", 1.9, "--quiet")
     assert result.exit_code == 1
-    assert "a.wav: is 2.0 s long, more than --max-duration 1.9 s" in result.stderr
+    assert "a.wav: is 2 s long, more than --max-duration 1.9 s" in result.stderr
     assert [line["status"] for line in log_of(tmp_path / "out")] == ["failed"]
 
 
