@@ -28,7 +28,7 @@ from personaplex_cli.engine.slots import Slots
 from personaplex_cli.engine.step import Block, read_prompt
 from personaplex_cli.engine.turns import FREE, Prompt, Reply, Turn, lay_out
 from personaplex_cli.model.lm import Lm
-from personaplex_cli.model.ring import masked_reach
+from personaplex_cli.model.ring import masked_reach, rounded_reaches
 from personaplex_cli.model.weights import load_lm
 from personaplex_cli.prompt import Voice, load_voice, make_prompt
 from personaplex_cli.settings import Sampling
@@ -323,6 +323,29 @@ def test_masked_attention_agrees_with_the_exact_one(
     )
     ours = replies(tiny_lm, turns, 4)
     assert all(torch.equal(expected[key], ours[key]) for key in expected)
+
+
+def test_attention_that_is_rounded_up_agrees_with_the_exact_one(
+    tiny_config: PersonaPlexConfig, tiny_lm: Lm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a CPU does in half precision, done in float32."""
+    turns = some_turns(tiny_config, LENGTHS)
+    expected = replies(tiny_lm, turns, 4)
+    monkeypatch.setattr(
+        step_room,
+        "reaches_of",
+        lambda _lm, ring, positions, n_visible: rounded_reaches(positions, n_visible, 8, ring.n_columns),
+    )
+    ours = replies(tiny_lm, turns, 4)
+    assert all(torch.equal(expected[key], ours[key]) for key in expected)
+
+
+def test_in_half_precision_too_a_reply_is_the_same_in_any_company(tiny_config: PersonaPlexConfig) -> None:
+    lm = random_lm(tiny_config, seed=0).to(torch.bfloat16)
+    turns = some_turns(tiny_config, LENGTHS)
+    together = replies(lm, turns, 3, Sampling())
+    for place, turn in enumerate(turns):
+        assert torch.equal(replies(lm, [turn], 3, Sampling())[0], together[place])
 
 
 def test_a_step_that_is_run_again_on_new_inputs_gives_the_same_tokens(

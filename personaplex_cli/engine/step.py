@@ -11,7 +11,15 @@ from personaplex_cli.engine.sampling import Draws, pick_token, settle
 from personaplex_cli.engine.turns import Prompt
 from personaplex_cli.model.depformer import InnerMemory
 from personaplex_cli.model.lm import Lm
-from personaplex_cli.model.ring import KeysAndValues, KVRing, Reach, RingStep, exact_reaches, masked_reach
+from personaplex_cli.model.ring import (
+    KeysAndValues,
+    KVRing,
+    Reach,
+    RingStep,
+    exact_reaches,
+    masked_reach,
+    rounded_reaches,
+)
 
 COLUMNS_A_READ = 64
 """Where one call reads all rings, its length grows in such leaps: few shapes, little read in vain."""
@@ -65,9 +73,11 @@ def run_block(lm: Lm, ring: KVRing, columns: Tensor, block: Block, draws: Draws)
 
 
 def reaches_of(lm: Lm, ring: KVRing, positions: Tensor, n_visible: list[int]) -> list[Reach]:
-    """What each slot reads: on a CPU exactly its own columns, elsewhere one call over the longest reach."""
-    if lm.device.type == "cpu":
+    """What each slot reads: on a CPU its own columns, in float32 exactly; elsewhere all the longest reach."""
+    if lm.device.type == "cpu" and lm.dtype == torch.float32:
         return exact_reaches(n_visible)
+    if lm.device.type == "cpu":
+        return rounded_reaches(positions, n_visible, COLUMNS_A_READ, ring.n_columns)
     return masked_reach(positions, columns_read(ring, n_visible))
 
 

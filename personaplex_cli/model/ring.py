@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -132,10 +132,27 @@ def exact_reaches(n_visible: Sequence[int]) -> list[Reach]:
     return reaches
 
 
+def rounded_reaches(positions: Tensor, n_visible: Sequence[int], leap: int, most: int) -> list[Reach]:
+    """As `exact_reaches`, but what a slot reads is rounded up to whole leaps, and it hides the rest.
+
+    Neighbours a few frames apart then share a call, and still none shapes what another computes.
+    """
+    rounded = [min(-(-n // leap) * leap, most) for n in n_visible]
+    return [
+        replace(reach, mask=filled(positions[reach.rows], reach.n_columns))
+        for reach in exact_reaches(rounded)
+    ]
+
+
 def masked_reach(positions: Tensor, n_columns: int) -> list[Reach]:
     """All slots in one call over `n_columns`, each hiding what it has not filled. positions [B]
 
     One kernel for the whole batch, whatever its positions: what a GPU wants.
     """
+    return [Reach(slice(None), n_columns, filled(positions, n_columns))]
+
+
+def filled(positions: Tensor, n_columns: int) -> Tensor:
+    """Which of the first columns each slot has filled. positions [B] -> [B, 1, 1, n_columns]"""
     columns = torch.arange(n_columns, device=positions.device)
-    return [Reach(slice(None), n_columns, (columns <= positions[:, None])[:, None, None, :])]
+    return (columns <= positions[:, None])[:, None, None, :]
