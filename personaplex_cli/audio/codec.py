@@ -82,12 +82,6 @@ class Codec:
             yield pcm
 
 
-def quick_dtype(device: torch.device) -> torch.dtype:
-    """What to decode in where a reply need not be exact: bfloat16, where the device has products for it."""
-    has_bfloat16 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    return torch.bfloat16 if device.type == "cuda" or has_bfloat16() else torch.float32
-
-
 @contextmanager
 def exact_float32() -> Iterator[None]:
     """Inference without TF32, whose ten bits of mantissa change codes."""
