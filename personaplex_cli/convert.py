@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from itertools import islice, zip_longest
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -25,7 +24,7 @@ from personaplex_cli.files.jobs import Job, Plan
 from personaplex_cli.files.runlog import Outcome, RunLog
 from personaplex_cli.files.spool import OnDisk
 from personaplex_cli.model.checkpoint import Checkpoint
-from personaplex_cli.model.device import DTYPES, is_out_of_memory, release_memory
+from personaplex_cli.model.device import DTYPES, is_out_of_memory
 from personaplex_cli.record import Facts
 from personaplex_cli.schedule import Schedule, Scheduled, make_schedule, recording_of
 from personaplex_cli.settings import Choices
@@ -122,68 +121,39 @@ class Run:
         )
 
     def turns(self, due: Sequence[Scheduled]) -> Iterator[Turn]:
-        """Read and encode the recordings, as many side by side as suits the device, as slots fall free."""
+        """Read and encode the recordings, one after another, as slots fall free."""
         # A pipe may keep its reader waiting for ever, but not the other files.
         idle_seconds = PIPE_SECONDS if len(due) > 1 else None
-        waiting = iter(due)
-        while group := list(islice(waiting, self.studio.n_codec_rows)):
-            opened = [underway for each in group if (underway := self.open(each, idle_seconds))]
-            for underway, codes in self.encoded(opened):
-                if turn := self.turn(underway, codes):
-                    yield turn
+        for each in due:
+            if turn := self.begin(each, idle_seconds):
+                yield turn
 
-    def open(self, each: Scheduled, idle_seconds: float | None) -> Underway | None:
-        """Begin a job, or say why it cannot be begun."""
+    def begin(self, each: Scheduled, idle_seconds: float | None) -> Turn | None:
+        """Read, encode and lay out a job's recording; None where that fails."""
         job = each.job
-        try:
-            with memory_failures(job, "to open it"):
-                source = OnDisk(job.source, idle_seconds, each.stamp)
-                return Underway(job, source, self.recording(job, source), sha256_of(job, source))
-        except JobError as error:
-            self.fail(job, error)
-            return None
+        with ExitStack() as until_begun:
+            try:
+                with memory_failures(job, "to begin it"):
+                    source = until_begun.enter_context(OnDisk(job.source, idle_seconds, each.stamp))
+                    underway = Underway(job, source, self.recording(job, source), sha256_of(job, source))
+                    heard = self.studio.codec.encode_one(underway.recording.blocks())
+                    source.check()
+                    turn = self.turn(underway, heard)
+            except JobError as error:
+                self.fail(job, error)
+                return None
+            until_begun.pop_all()
+        return turn
 
     def recording(self, job: Job, source: OnDisk) -> Recording:
         """What the user says in a job."""
         return recording_of(job, source.path, self.studio, self.choices)
 
-    def encoded(self, group: Sequence[Underway]) -> Iterator[tuple[Underway, Tensor]]:
-        """Codes of recordings side by side; one by one where the memory does not hold them together."""
-        if not group:
-            return
-        readings = [Reading(underway) for underway in group]
-        try:
-            codes = self.studio.codec.encode(readings)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            codes = []
-        if not codes and len(group) > 1:
-            release_memory(self.studio.device)
-            for underway in group:
-                again = self.recording(underway.job, underway.source)
-                yield from self.encoded([replace(underway, recording=again)])
-            return
-        for underway, reading, heard in zip_longest(group, readings, codes):
-            if heard is None:
-                reading.error = out_of_memory(underway.job, "to encode it")
-            if reading.error:
-                underway.source.close()
-                self.fail(underway.job, reading.error)
-            else:
-                yield underway, heard
-
-    def turn(self, underway: Underway, heard: Tensor) -> Turn | None:
-        """Persona and user join; None where the memory does not hold them."""
+    def turn(self, underway: Underway, heard: Tensor) -> Turn:
+        """Persona and user join."""
         job = underway.job
-        try:
-            with memory_failures(job, "to lay it out"):
-                prompt = self.studio.prompts.prompt_of(job.persona)
-                turn = lay_out(prompt, heard, self.studio.config, name=job.name, seed=job.seed)
-        except JobError as error:
-            underway.source.close()
-            self.fail(job, error)
-            return None
+        prompt = self.studio.prompts.prompt_of(job.persona)
+        turn = lay_out(prompt, heard, self.studio.config, name=job.name, seed=job.seed)
         self.underway[turn] = underway
         if turn.n_positions > self.studio.config.ring_columns:
             underway.recording.warnings.append(self.window_warning(prompt))
@@ -263,21 +233,6 @@ class Run:
         self.window.outcome(outcome)
 
 
-class Reading:
-    """A recording's blocks; a failure ends them and is kept, so that a neighbour in the codec goes on."""
-
-    def __init__(self, underway: Underway) -> None:
-        self.underway = underway
-        self.error: JobError | None = None
-
-    def __iter__(self) -> Iterator[Pcm]:
-        try:
-            yield from self.underway.recording.blocks()
-            self.underway.source.check()
-        except JobError as error:
-            self.error = error
-
-
 @contextmanager
 def memory_failures(job: Job, what_for: str) -> Iterator[None]:
     """Where the memory runs out, the job fails."""
@@ -302,7 +257,6 @@ def sha256_of(job: Job, source: OnDisk) -> str:
     try:
         return file_sha256(source.path)
     except OSError as error:
-        source.close()
         raise JobError(f"{job.source}: cannot be read: {error.strerror}") from error
 
 

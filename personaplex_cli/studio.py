@@ -19,8 +19,6 @@ from personaplex_cli.text import Tokenizer
 
 MOST_SLOTS = {"cpu": 32, "mps": 32, "cuda": 128}
 """More rows than this no longer make a step's frames cheaper."""
-CODEC_ROWS = {"cpu": 1, "mps": 1, "cuda": 8}
-"""Recordings encoded side by side. A CPU is busy with one, and alone each is coded bit for bit the same."""
 MEMORY_SHARE = 0.8
 CODEC_BYTES = 1_500_000_000
 """What the published codec takes at work, weights included."""
@@ -71,11 +69,6 @@ class Studio:
     def load(self) -> None:
         """Load the language model now: what is wrong with it is known before any output is touched."""
         assert self.lm.config is self.config
-
-    @property
-    def n_codec_rows(self) -> int:
-        """Recordings to encode side by side."""
-        return CODEC_ROWS[self.device.type]
 
     def reckon(self, n_jobs: int, n_positions: int, asked: int | None = None) -> Reckoning:
         """The batch size for jobs of up to `n_positions` frames, prompt included: what was asked for, or what

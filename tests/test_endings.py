@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from personaplex_cli import convert as corridor
-from personaplex_cli import studio as studio_module
 from personaplex_cli.audio.codec import Codec
 from personaplex_cli.engine.slots import Slots
 from personaplex_cli.errors import OutputError
@@ -293,25 +292,6 @@ def test_a_ring_that_never_fits_fails_its_file_alone(
     assert statuses(tmp_path / "out")["long.wav"] == "failed"
 
 
-def test_recordings_that_are_too_much_for_the_codec_together_are_encoded_one_by_one(
-    source: Path, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encode, n_rows = Codec.encode, []
-
-    def encode_one(codec: Codec, recordings: Sequence[Any]) -> Any:
-        n_rows.append(len(recordings))
-        if len(recordings) > 1:
-            next(iter(recordings[0]))
-            no_memory_on_a_gpu()
-        return encode(codec, recordings)
-
-    monkeypatch.setitem(studio_module.CODEC_ROWS, "cpu", 4)
-    monkeypatch.setattr(Codec, "encode", encode_one)
-    converted(source, tmp_path / "out", "--batch-size", 4, "--quiet")
-    assert outputs_in(tmp_path / "out") == undisturbed
-    assert n_rows[-8:] == [4, 1, 1, 1, 1, 2, 1, 1]
-
-
 @pytest.mark.parametrize("moment", ["lay_out", "OnDisk"])
 def test_no_job_is_lost_wherever_the_memory_runs_out(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -332,7 +312,7 @@ def test_no_job_is_lost_wherever_the_memory_runs_out(
 
 
 @pytest.mark.parametrize(
-    ("moment", "words"), [("encode", "to encode it"), ("decode_one", "to make its audio")]
+    ("moment", "words"), [("encode_one", "to begin it"), ("decode_one", "to make its audio")]
 )
 def test_a_recording_that_is_too_much_for_the_codec_fails_alone(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, words: str
