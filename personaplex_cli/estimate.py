@@ -1,4 +1,4 @@
-"""How long a run will take: measured on this machine in about a second, with a model of the same widths."""
+"""How long a run will take: measured on this machine, with a model of the same widths and few layers."""
 
 from __future__ import annotations
 
