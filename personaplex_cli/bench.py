@@ -23,9 +23,6 @@ from torch import Tensor
 
 from personaplex_cli.audio.codec import Codec
 from personaplex_cli.config.facts import (
-    expected_tensors,
-    is_linear,
-    is_stacked,
     kv_bytes_per_frame,
     n_parameters,
     weight_bytes,
@@ -398,19 +395,10 @@ class LinearLayer:
 
 def linear_layers(lm: Lm) -> Iterator[LinearLayer]:
     """Every product of a step: all layers, all inner steps, all heads."""
-    n_steps = lm.depformer.n_steps
-    for name, (n_rows, n_in) in linear_shapes(lm).items():
-        owner, _, attribute = name.rpartition(".")
-        weight: Weight = getattr(lm.get_submodule(owner), attribute)
-        n_sets = n_steps if is_stacked(name) else 1
+    for weight, n_sets in lm.linear_weights():
+        n_rows, n_in = weight.shape
         for inner_step in range(n_sets):
             yield LinearLayer(weight, n_in, n_rows // n_sets, inner_step, n_sets)
-
-
-def linear_shapes(lm: Lm) -> dict[str, tuple[int, int]]:
-    """Of the checkpoint's weights that make products."""
-    tensors = expected_tensors(lm.config, lm.depformer.n_steps)
-    return {name: (shape[0], shape[1]) for name, shape in tensors.items() if is_linear(name)}
 
 
 def linear_products(lm: Lm, batch_size: int) -> Callable[[], None]:
@@ -484,7 +472,7 @@ def model(subject: Subject) -> Model:
 def linear_bytes(subject: Subject) -> int:
     """Of the weights that make products: every step reads them all."""
     a_number = 1 if subject.dtype_name == "int8" else subject.lm.dtype.itemsize
-    return a_number * sum(n_out * n_in for n_out, n_in in linear_shapes(subject.lm).values())
+    return a_number * sum(weight.shape.numel() for weight, _ in subject.lm.linear_weights())
 
 
 def forget_peak(device: torch.device) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from personaplex_cli import studio
 from personaplex_cli.audio.codec import Codec
 from personaplex_cli.config.load import load_config
 from personaplex_cli.config.tree import PersonaPlexConfig
@@ -76,3 +77,20 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("no file system can be mounted here")
     yield disk
     subprocess.run(["umount", disk], check=True)
+
+
+@pytest.fixture
+def no_lm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The language model may not be loaded."""
+    monkeypatch.setattr(studio, "load_lm", refuse_model)
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the model may be loaded."""
+    monkeypatch.setattr(studio, "load_lm", refuse_model)
+    monkeypatch.setattr(studio, "Codec", refuse_model)
+
+
+def refuse_model(*_: object, **__: object) -> None:
+    raise AssertionError("the model is not needed")

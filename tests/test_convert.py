@@ -11,8 +11,6 @@ import random
 import re
 import shutil
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,7 +24,6 @@ from safetensors.torch import load_file, save_file
 
 from personaplex_cli import convert as corridor
 from personaplex_cli import schedule as schedule_module
-from personaplex_cli import studio as studio_module
 from personaplex_cli.convert import Run
 from personaplex_cli.files.jobs import plan_jobs
 from personaplex_cli.files.runlog import RunLog
@@ -37,6 +34,7 @@ from personaplex_cli.schedule import make_schedule
 from personaplex_cli.settings import Batching, Choices, Device, Persona
 from personaplex_cli.studio import Studio
 from tests.conftest import GOLDEN
+from tests.flat import cost_of
 from tests.helpers import (
     DUMP,
     converted,
@@ -370,13 +368,8 @@ def test_fail_fast_stops_at_the_first_failure(tmp_path: Path) -> None:
     assert statuses(tmp_path / "out") == {"000.wav": "converted", "001.wav": "failed"}
 
 
-def test_fail_fast_stops_before_the_model_is_loaded_where_a_header_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_model(*_: object, **__: object) -> None:
-        raise AssertionError("the model is not needed")
-
-    monkeypatch.setattr(studio_module, "load_lm", no_model)
+@pytest.mark.usefixtures("no_lm")
+def test_fail_fast_stops_before_the_model_is_loaded_where_a_header_tells(tmp_path: Path) -> None:
     record_all(tmp_path / "in", [0.5, 0.4])
     (tmp_path / "in" / "001.wav").write_text("no audio")
     said = fails(tmp_path / "in", tmp_path / "out", "--fail-fast", "--quiet", code=1)
@@ -610,16 +603,11 @@ def test_a_recording_beyond_the_window_is_answered_with_a_warning(tmp_path: Path
 
 
 def test_what_is_done_is_skipped_without_the_model(
-    recordings: Path, whole_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recordings: Path, whole_folder: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     shutil.copytree(whole_folder, tmp_path / "out")
     before = outputs_in(tmp_path / "out")
-
-    def no_model(*_: object, **__: object) -> None:
-        raise AssertionError("the model is not needed")
-
-    monkeypatch.setattr(studio_module, "load_lm", no_model)
-    monkeypatch.setattr(studio_module, "Codec", no_model)
+    request.getfixturevalue("no_model")  # Not before: the replies are made with it.
     result = converted(recordings, tmp_path / "out", "--json")
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line["status"] for line in lines] == ["skipped"] * 3
@@ -710,26 +698,12 @@ def test_the_order_of_the_files_does_not_matter(tmp_path: Path) -> None:
     assert outputs_in(tmp_path / "out") == outputs_in(tmp_path / "reversed")
 
 
-MEASURED = """
-import sys
-from personaplex_cli.cli import app
-try:
-    app(sys.argv[1:])
-finally:
-    print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")))
-"""
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to measure memory")
 def test_memory_does_not_grow_with_the_number_of_files(tmp_path: Path) -> None:
     peaks = []
     for n_files in (50, 500):
         source = record_all(tmp_path / f"in_{n_files}", [0.5] * n_files)
-        command = [*["convert", source, tmp_path / f"out_{n_files}"], *["--batch-size", 32, "--quiet"]]
-        ended = subprocess.run(
-            [sys.executable, "-c", MEASURED, *map(str, command)], capture_output=True, text=True, check=True
-        )
-        peaks.append(int(ended.stdout.split()[1]))
+        peaks.append(cost_of(source, tmp_path / f"out_{n_files}", batch_size=32).peak_kib)
         assert len(whole_replies(tmp_path / f"out_{n_files}")) == n_files
     assert peaks[1] < 1.1 * peaks[0]
 

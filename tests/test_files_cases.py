@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import soundfile
 
-from personaplex_cli import studio as studio_module
 from personaplex_cli.audio.pcm import Recording
 from personaplex_cli.files import spool
 from tests.helpers import (
@@ -47,17 +46,6 @@ def inputs(tmp_path: Path) -> Path:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
-
-
-@pytest.fixture
-def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the model may be loaded."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("the model is not needed")
-
-    monkeypatch.setattr(studio_module, "load_lm", refuse)
-    monkeypatch.setattr(studio_module, "Codec", refuse)
 
 
 def fails(*arguments: object, code: int) -> str:

@@ -12,7 +12,6 @@ import pytest
 import soundfile
 
 from personaplex_cli import estimate
-from personaplex_cli import studio as studio_module
 from personaplex_cli.estimate import few_layers_seconds, step_seconds, steps_in_all, turn_at
 from personaplex_cli.model.checkpoint import open_checkpoint
 from personaplex_cli.settings import Device, Sampling
@@ -59,12 +58,9 @@ def test_a_dry_run_tells_what_the_run_then_does(inputs: Path, tmp_path: Path) ->
 
 
 def test_a_dry_run_needs_no_language_model_and_makes_no_folder(
-    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    def no_model(*_: object, **__: object) -> None:
-        raise AssertionError("the model is not needed")
-
-    monkeypatch.setattr(studio_module, "load_lm", no_model)
+    request.getfixturevalue("no_lm")  # Not before: one of the inputs is answered with it.
     assert forecast(inputs / "001.wav", tmp_path / "new")["batch_size"] == 1
     assert not (tmp_path / "new").exists()
 
@@ -132,13 +128,8 @@ def test_a_turn_to_be_timed_stands_where_it_is_asked_for() -> None:
 # ---- limits and repairs ----
 
 
-def test_a_recording_that_is_too_long_is_refused_before_the_model_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_model(*_: object, **__: object) -> None:
-        raise AssertionError("the model is not needed")
-
-    monkeypatch.setattr(studio_module, "load_lm", no_model)
+@pytest.mark.usefixtures("no_lm")
+def test_a_recording_that_is_too_long_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
     recording = record(tmp_path / "a.wav", 2.0)
     result = personaplex("convert", recording, tmp_path / "out", "--max-duration", 1.9, "--quiet")
     assert result.exit_code == 1
