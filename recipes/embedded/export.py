@@ -1,0 +1,148 @@
+"""Stage 5: the package's files, in the published layout: two weights, a vocabulary, voices, a config tree."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from personaplex_cli.audio.codec import Codec
+from personaplex_cli.audio.pcm import Pcm
+from personaplex_cli.config.load import render_config
+from personaplex_cli.config.tree import (
+    MIMI_NAME,
+    HeliumConfig,
+    MimiCodecConfig,
+    PersonaPlexConfig,
+    PersonaPlexDepformerConfig,
+    PersonaPlexMimiConfig,
+)
+from personaplex_cli.model.checkpoint import NOTICE, TOKENIZER, WEIGHTS
+from personaplex_cli.model.voices import FOLDER
+from recipes.embedded.codec import CARD, codec_kwargs
+from recipes.embedded.corpus import Speech
+from recipes.embedded.speech import FRAME, RATE
+from recipes.embedded.vocabulary import N_PIECES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STEADY_FRAMES = 200
+
+
+def config_tree(mimi: PersonaPlexMimiConfig) -> PersonaPlexConfig:
+    """The tree, with the published context and delays and a small everything else."""
+    return PersonaPlexConfig(
+        temporal_config=HeliumConfig(
+            hidden_size=256,
+            num_hidden_layers=6,
+            num_attention_heads=4,
+            head_dim=64,
+            num_key_value_heads=4,
+            intermediate_size=512,
+            vocab_size=N_PIECES,
+        ),
+        depformer_config=PersonaPlexDepformerConfig(
+            hidden_size=80,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            head_dim=40,
+            num_key_value_heads=2,
+            intermediate_size=112,
+            dep_q=8,
+            card=CARD,
+        ),
+        mimi_config=mimi,
+        text_vocab_size=N_PIECES,
+        text_embedding_rows=N_PIECES + 1,
+        audio_vocab_size=CARD,
+    )
+
+
+# ---- the codec ----
+
+
+def write_codec(mimi: Any, path: Path) -> PersonaPlexMimiConfig:
+    """Write a trained codec in float16; -> its section of the config tree, silence and sine measured."""
+    save_file(codec_tensors(mimi), path)
+    section = PersonaPlexMimiConfig(card=CARD, codec=MimiCodecConfig(**codec_kwargs()))
+    codec = Codec(path, section, torch.device("cpu"))
+    seconds = np.arange(FRAME) / RATE
+    frames: dict[str, Pcm] = {
+        "silence_codes": np.zeros(FRAME, np.float32),
+        # As the reference's: it begins anew in every frame, where a whole number of periods does not fit.
+        "sine_codes": (0.5 * np.sin(2 * np.pi * 440 * seconds)).astype(np.float32),
+    }
+    return section.model_copy(update={name: steady_codes(codec, frame) for name, frame in frames.items()})
+
+
+def codec_tensors(mimi: Any) -> dict[str, Tensor]:
+    """The published names. A codebook is written as it is, used once each."""
+    state = mimi.state_dict()
+    tensors = {}
+    for name, tensor in state.items():
+        told = name.replace("in_projs.0.weight", "in_proj_weight").replace(
+            "out_projs.0.weight", "out_proj.weight"
+        )
+        if name.endswith("embedding_sum"):
+            usage = state[name.replace("embedding_sum", "cluster_usage")]
+            tensors[told] = tensor / usage.clamp(min=1e-5)[:, None]
+        elif name.endswith(("cluster_usage", "_initialized")):
+            tensors[told] = torch.ones_like(tensor)
+        else:
+            tensors[told] = tensor
+    return {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
+
+
+def steady_codes(codec: Codec, frame: Pcm) -> tuple[int, ...]:
+    """What the codec says most often when a frame is said again and again."""
+    codes = codec.encode([[np.tile(frame, STEADY_FRAMES)]])[0][:, STEADY_FRAMES // 2 :]
+    return tuple(codes.mode(dim=1).values.tolist())
+
+
+# ---- the language model ----
+
+
+def lm_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """moshi's training names -> the published ones:
+
+    the step sets of an attention stand stacked in one tensor.
+    """
+    tensors: dict[str, Tensor] = {}
+    stacks: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in state.items():
+        part = re.fullmatch(r"(.*self_attn)\.(in|out)_projs\.(\d+)\.weight", name)
+        if part:
+            told = part[1] + (".in_proj_weight" if part[2] == "in" else ".out_proj.weight")
+            stacks.setdefault(told, {})[int(part[3])] = tensor
+        else:
+            tensors[name] = tensor
+    tensors.update(
+        {name: torch.cat([sets[index] for index in sorted(sets)]) for name, sets in stacks.items()}
+    )
+    return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+
+
+# ---- everything ----
+
+
+def write(
+    out: Path, state: dict[str, Tensor], codec: Path, section: PersonaPlexMimiConfig, work: Path, notice: str
+) -> None:
+    """Write all files of the model."""
+    (out / FOLDER).mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(codec, out / MIMI_NAME)
+    shutil.copyfile(work / "tokenizer.model", out / TOKENIZER)
+    shutil.copyfile(ROOT / "LICENSE", out / "LICENSE")
+    save_file(lm_tensors(state), out / WEIGHTS)
+    (out / "config.json").write_bytes(render_config(config_tree(section), "json").encode())
+    (out / NOTICE).write_bytes(notice.encode())
+    voices = Speech(work / "corpus", "voices")
+    for index, entry in reversed(list(enumerate(voices.entries))):
+        soundfile.write(out / FOLDER / f"{entry['about']['name']}.wav", voices[index], RATE, subtype="PCM_16")
