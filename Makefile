@@ -1,21 +1,25 @@
-# make demo: answer the recordings in sample_audio/.   make test: the whole check.
+# make demo: answer the calls in sample_audio/.   make test: the whole check.
 # Each has its own virtual environment, made from pyproject.toml.
 
 PYTHON ?= python3
 DEMO := .venv/demo
 TEST := .venv/test
 
-.PHONY: demo test fuzz mutate kill clean
+.PHONY: demo test embedded fuzz mutate kill clean
 
 demo: $(DEMO)/installed
-	$(DEMO)/bin/personaplex convert sample_audio/ out/
-	ls -l out/
+	$(DEMO)/bin/personaplex convert sample_audio/calls.jsonl out/
+	$(DEMO)/bin/python recipes/demo.py out/
 
 test: $(TEST)/installed
 	$(TEST)/bin/ruff format --check .
 	$(TEST)/bin/ruff check .
 	$(TEST)/bin/mypy
 	OMP_NUM_THREADS=1 $(TEST)/bin/python -m pytest --numprocesses auto --dist worksteal
+
+# The embedded model, from nothing: hours on two cores; goes on where it was stopped. Needs flite and espeak-ng.
+embedded: $(TEST)/installed
+	$(TEST)/bin/python -m recipes.embedded --work build/embedded --out personaplex_cli/embedded
 
 # A minute of coverage-guided fuzzing at each door; what fails is kept in tests/fuzz/corpus/ and tested from then on.
 fuzz: $(TEST)/installed

@@ -1,11 +1,11 @@
-"""The embedded model: small, whole, loadable by others, sensible in level, and built by its recipe."""
+"""The embedded model: small, whole, loadable by others, and it answers what it is asked."""
 
 from __future__ import annotations
 
-import importlib.util
-from functools import cache
+import json
+import re
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,31 +14,29 @@ import soundfile
 import torch
 from moshi.models import loaders
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor
+from typer.testing import CliRunner
 
 from personaplex_cli.audio.codec import Codec, mimi_kwargs
 from personaplex_cli.audio.pcm import Pcm, Recording
+from personaplex_cli.cli import app
 from personaplex_cli.config.facts import expected_tensors
-from personaplex_cli.config.tree import MIMI_NAME, PAD
-from personaplex_cli.engine.generate import generate
-from personaplex_cli.engine.turns import lay_out
+from personaplex_cli.config.tree import PAD
 from personaplex_cli.model.checkpoint import EMBEDDED, TOKENIZER, WEIGHTS, Checkpoint, open_checkpoint
-from personaplex_cli.model.ring import KeysAndValues
-from personaplex_cli.model.weights import load_lm
-from personaplex_cli.prompt import PromptMaker
-from personaplex_cli.settings import Persona, Sampling
 from personaplex_cli.text import Tokenizer
 
 ROOT = Path(__file__).parents[1]
+SAMPLE_AUDIO = ROOT / "sample_audio"
 GOLDEN_TOKENIZER = ROOT / "tests" / "golden" / "checkpoint" / TOKENIZER
 CPU = torch.device("cpu")
 SAMPLES = {
+    "noisy.wav": (16000, 1, "PCM_16"),
     "question.wav": (24000, 1, "PCM_16"),
     "stereo.flac": (44100, 2, "PCM_16"),
     "telephone.wav": (8000, 1, "ULAW"),
-    "tones.wav": (48000, 1, "PCM_24"),
 }
+ASKED: dict[str, list[dict[str, Any]]] = json.loads((SAMPLE_AUDIO / "questions.json").read_text())
+FRAME = 1920
 
 
 def bytes_in(folder: Path) -> int:
@@ -57,27 +55,19 @@ def codec(checkpoint: Checkpoint) -> Codec:
 
 @pytest.fixture(scope="module")
 def sample_codes(codec: Codec) -> dict[str, Tensor]:
-    recordings = {name: Recording(ROOT / "sample_audio" / name, 24000) for name in SAMPLES}
+    recordings = {name: Recording(SAMPLE_AUDIO / name, 24000) for name in SAMPLES}
     return {name: codec.encode([recording.blocks()])[0] for name, recording in recordings.items()}
 
 
-@cache
-def recipe() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "embedded_untrained", ROOT / "recipes" / "embedded_untrained.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
-def rebuilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rebuilt")
-    recipe().build(folder)
-    return folder
+def replies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make demo` makes."""
+    out = tmp_path_factory.mktemp("demo")
+    result = CliRunner().invoke(
+        app, ["convert", str(SAMPLE_AUDIO / "calls.jsonl"), str(out), "--model", "embedded"]
+    )
+    assert result.exit_code == 0, result.output
+    return out
 
 
 def decode(codec: Codec, codes: Tensor) -> Pcm:
@@ -88,20 +78,33 @@ def rms(pcm: Pcm) -> float:
     return float(np.sqrt(np.mean(np.square(pcm, dtype=np.float64))))
 
 
+def pcm_of(path: Path) -> Pcm:
+    pcm, rate = soundfile.read(path, dtype="float32")
+    assert rate == 24000
+    return np.asarray(pcm)
+
+
 # ---- the files ----
 
 
-def test_all_files_together_are_under_four_megabytes() -> None:
-    assert bytes_in(EMBEDDED) < 4_000_000
+def test_all_files_together_are_under_twenty_megabytes() -> None:
+    assert bytes_in(EMBEDDED) < 20_000_000
 
 
-def test_the_notice_says_that_the_model_is_untrained_and_what_to_use_for_speech(
-    checkpoint: Checkpoint,
-) -> None:
+def test_the_notice_says_what_it_is_for_and_what_to_use_for_more(checkpoint: Checkpoint) -> None:
     assert checkpoint.notice is not None
-    assert "untrained" in checkpoint.notice
-    assert "noise" in checkpoint.notice
+    assert "calls to small businesses" in checkpoint.notice
     assert "--model nvidia/personaplex-7b-v1" in checkpoint.notice
+
+
+def test_the_card_says_what_it_was_trained_on_and_the_readme_shows_its_figures() -> None:
+    card = (EMBEDDED / "MODEL_CARD.md").read_text(encoding="utf-8")
+    for heading in ("What it does.", "What it does not do.", "What it was trained on.", "How good it is"):
+        assert heading in card
+    rows = re.findall(r"^\| .* \|$", card, flags=re.MULTILINE)
+    assert len(rows) > 8
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert all(row in readme for row in rows)
 
 
 def test_the_licence_is_the_projects() -> None:
@@ -113,7 +116,7 @@ def test_the_voices_are_short_recordings_in_the_models_format(checkpoint: Checkp
     for name in checkpoint.voices.names():
         voice = soundfile.info(checkpoint.voices.path(name))
         assert (voice.samplerate, voice.channels) == (24000, 1)
-        assert 1.0 < voice.duration < 2.5
+        assert 1.0 < voice.duration < 5.0
 
 
 # ---- the language model and its vocabulary ----
@@ -127,36 +130,16 @@ def test_the_weights_have_the_published_names_and_shapes_with_eight_step_sets(
         dtypes = {file.get_slice(name).get_dtype() for name in shapes}
         assert file.metadata() is None
     assert shapes == expected_tensors(checkpoint.config, n_step_sets=8)
-    assert dtypes == {"F16"}
+    assert dtypes == {"BF16"}
 
 
-def test_a_reply_has_varied_codes_and_pads_most_frames_but_not_all(
-    checkpoint: Checkpoint, codec: Codec, sample_codes: dict[str, Tensor]
-) -> None:
-    config = checkpoint.config
-    lm = load_lm(checkpoint.weights, config, dtype=torch.float32, device=CPU)
-    prompts = PromptMaker(config, codec, Tokenizer(checkpoint.tokenizer, config), checkpoint.voices)
-    heard = torch.cat(list(sample_codes.values()), dim=1)
-    turn = lay_out(prompts.prompt_of(Persona()), heard, config, seed=1)
-    (reply,) = generate(lm, [turn], n_slots=1, sampling=Sampling())
-    text, agent = reply.tokens[0], reply.tokens[1:]
-    assert 0.5 < float((text == PAD).float().mean()) < 0.98
-    assert min(len(row.unique()) for row in agent) > 30
-    pcm = decode(codec, agent)
-    assert 0.05 < rms(pcm) < 0.2
-    assert np.abs(pcm).max() < 1.0
+def test_moshi_itself_loads_the_language_model(checkpoint: Checkpoint) -> None:
+    from recipes.embedded.lm import lm_kwargs
 
-
-def test_the_layers_neither_blow_up_nor_fade(checkpoint: Checkpoint) -> None:
-    config = checkpoint.config
-    lm = load_lm(checkpoint.weights, config, dtype=torch.float32, device=CPU)
-    sizes: list[float] = []
-    for layer in lm.transformer.layers:
-        layer.register_forward_hook(lambda _layer, _x, out: sizes.append(float(out.square().mean().sqrt())))
-    columns = torch.randint(256, (200, config.n_streams), generator=torch.Generator().manual_seed(7))
-    lm.hear(lm.embed(columns)[None], torch.arange(200)[None], KeysAndValues(config.ring_columns))
-    assert len(sizes) == 3
-    assert 0.5 < min(sizes) <= max(sizes) < 4.0
+    model = loaders.get_moshi_lm(checkpoint.weights, lm_kwargs(checkpoint.config), dtype=torch.bfloat16)
+    assert sum(parameter.numel() for parameter in model.parameters()) == sum(
+        int(np.prod(shape)) for shape in expected_tensors(checkpoint.config, n_step_sets=8).values()
+    )
 
 
 def test_the_special_ids_are_those_of_the_published_vocabulary(checkpoint: Checkpoint) -> None:
@@ -184,111 +167,137 @@ def test_moshi_itself_loads_the_codec_and_hears_the_same(
     checkpoint: Checkpoint, sample_codes: dict[str, Tensor]
 ) -> None:
     kwargs = mimi_kwargs(checkpoint.config.mimi_config)
+    # Frame by frame moshi's window holds one position more than the published model's.
+    assert kwargs is not None
+    kwargs["transformer"] = {**kwargs["transformer"], "context": kwargs["transformer"]["context"] - 1}
     mimi = loaders.get_mimi(checkpoint.mimi, kwargs, num_codebooks=8)
-    (pcm,) = Recording(ROOT / "sample_audio" / "question.wav", 24000).blocks()
-    frames = torch.from_numpy(np.pad(pcm, (0, -len(pcm) % 1920))).view(1, 1, -1, 1920).unbind(2)
+    (pcm,) = Recording(SAMPLE_AUDIO / "question.wav", 24000).blocks()
+    frames = torch.from_numpy(np.pad(pcm, (0, -len(pcm) % FRAME))).view(1, 1, -1, FRAME).unbind(2)
     with torch.inference_mode(), mimi.streaming(1):
         codes = torch.cat([mimi.encode(frame) for frame in frames], dim=2)
     assert torch.equal(codes[0], sample_codes["question.wav"])
 
 
-def test_random_codes_sound_as_loud_as_speech_without_clipping(codec: Codec) -> None:
-    codes = torch.randint(256, (8, 500), generator=torch.Generator().manual_seed(7))
-    pcm = decode(codec, codes)
-    assert 0.05 < rms(pcm) < 0.2
-    assert np.abs(pcm).max() < 1.0
-    assert abs(float(pcm.mean())) < 0.02
-
-
 def test_silence_stays_quiet(codec: Codec, checkpoint: Checkpoint) -> None:
     silence = torch.tensor(checkpoint.config.mimi_config.silence_codes)[:, None].expand(-1, 50)
-    assert rms(decode(codec, silence)) < 0.02
+    assert rms(decode(codec, silence)) < 0.003
 
 
-def test_different_recordings_give_different_codes(sample_codes: dict[str, Tensor]) -> None:
-    names = sorted(sample_codes)
-    for index, name in enumerate(names):
-        for other in names[index + 1 :]:
-            n_frames = min(sample_codes[name].shape[1], sample_codes[other].shape[1])
-            alike = sample_codes[name][:, :n_frames] == sample_codes[other][:, :n_frames]
-            assert float(alike.float().mean()) < 0.5
-    together = torch.cat([sample_codes[name] for name in names], dim=1)
-    assert min(len(row.unique()) for row in together) > 50
+def test_silence_is_said_as_silence(codec: Codec, checkpoint: Checkpoint) -> None:
+    heard = codec.encode([[np.zeros(200 * FRAME, np.float32)]])[0][:, 100:]
+    said = torch.tensor(checkpoint.config.mimi_config.silence_codes)[:, None]
+    assert float((heard == said).float().mean()) > 0.9
 
 
-def test_silence_and_sine_codes_are_what_the_codec_says(codec: Codec, checkpoint: Checkpoint) -> None:
-    # The reference's sine begins anew in every frame, where a whole number of periods does not fit.
-    seconds = np.arange(1920) / 24000
-    frames = {
-        "silence_codes": np.zeros(1920, np.float32),
-        "sine_codes": (0.5 * np.sin(2 * np.pi * 440 * seconds)).astype(np.float32),
-    }
-    for key, frame in frames.items():
-        heard = codec.encode([[np.tile(frame, 200)]])[0]
-        said = torch.tensor(getattr(checkpoint.config.mimi_config, key))
-        assert torch.equal(heard[:, 10:], said[:, None].expand(-1, 190))
+def test_a_voice_sounds_like_itself_when_it_has_been_coded(codec: Codec, checkpoint: Checkpoint) -> None:
+    for name in checkpoint.voices.names():
+        pcm = pcm_of(checkpoint.voices.path(name))
+        again = decode(codec, codec.encode([[pcm]])[0])[: len(pcm)]
+        one, other = (spectrogram(sound) for sound in (pcm, again))
+        loud = one > np.percentile(one, 60)
+        assert float(np.corrcoef(one[loud], other[loud])[0, 1]) > 0.8
 
 
-# ---- the recipe ----
+def spectrogram(pcm: Pcm) -> Pcm:
+    """Log magnitudes in blocks of 20 ms."""
+    blocks = pcm[: len(pcm) // 480 * 480].reshape(-1, 480) * np.hanning(480)
+    return np.log(np.abs(np.fft.rfft(blocks))[:, :160] + 1e-2)
 
 
-def test_the_recipe_builds_the_same_bytes_every_time(rebuilt: Path, tmp_path: Path) -> None:
-    recipe().build(tmp_path)
-    for path in [path for path in rebuilt.rglob("*") if path.is_file()]:
-        assert (tmp_path / path.relative_to(rebuilt)).read_bytes() == path.read_bytes()
+# ---- what it says ----
 
 
-def test_the_package_holds_what_the_recipe_builds(rebuilt: Path) -> None:
-    built = sorted(path.relative_to(rebuilt) for path in rebuilt.rglob("*") if path.is_file())
-    packaged = sorted(path.relative_to(EMBEDDED) for path in EMBEDDED.rglob("*") if path.is_file())
-    assert built == packaged
-    # Other versions of the libraries may write the same contents otherwise.
-    by_content = {Path(WEIGHTS), Path(MIMI_NAME), Path(TOKENIZER)}
-    for path in set(built) - by_content:
-        assert (rebuilt / path).read_bytes() == (EMBEDDED / path).read_bytes()
+def said_between(transcript: Path, begin: float, end: float) -> str:
+    """The words that begin between two moments."""
+    words = json.loads(transcript.read_text(encoding="utf-8"))["words"]
+    return " ".join(word["word"] for word in words if begin <= word["start"] < end)
 
 
-def test_the_packaged_weights_are_those_of_the_recipe(rebuilt: Path) -> None:
-    ours, built = load_file(EMBEDDED / WEIGHTS), load_file(rebuilt / WEIGHTS)
-    assert ours.keys() == built.keys()
-    assert all(torch.equal(ours[name], built[name]) for name in ours)
+def turns(name: str) -> list[tuple[float, float, str]]:
+    """A sample's questions: when each begins, when the next does, and the reply that fits."""
+    starts = [question["start"] for question in ASKED[name]]
+    return list(zip(starts, [*starts[1:], 1e9], [one["reply"] for one in ASKED[name]], strict=True))
 
 
-def test_the_packaged_codec_is_that_of_the_recipe(rebuilt: Path) -> None:
-    ours, built = load_file(EMBEDDED / MIMI_NAME), load_file(rebuilt / MIMI_NAME)
-    assert ours.keys() == built.keys()
-    for name, tensor in ours.items():
-        # Codebooks are measured and rounded to float16: on another machine a number may go to the next one.
-        torch.testing.assert_close(tensor, built[name], rtol=2e-3, atol=1e-5)
-
-
-def test_the_packaged_vocabulary_is_that_of_the_recipe(rebuilt: Path) -> None:
-    ours, built = (
-        sentencepiece.SentencePieceProcessor(model_file=str(folder / TOKENIZER))
-        for folder in (EMBEDDED, rebuilt)
-    )
-    assert [ours.id_to_piece(piece) for piece in range(ours.vocab_size())] == [
-        built.id_to_piece(piece) for piece in range(built.vocab_size())
+def test_the_calls_are_answered(replies: Path) -> None:
+    fitting = [
+        said_between(replies / Path(name).with_suffix(".json"), begin, end) == reply
+        for name in SAMPLES
+        for begin, end, reply in turns(name)
     ]
+    assert len(fitting) == 9
+    # Elsewhere a sum may be rounded otherwise, and a draw fall elsewhere.
+    assert sum(fitting) >= 8
+
+
+def test_the_agent_is_quiet_until_it_is_asked(replies: Path) -> None:
+    for name in SAMPLES:
+        pcm = pcm_of(replies / Path(name).with_suffix(".wav"))
+        for begin, _, _ in turns(name):
+            assert rms(pcm[int((begin + 0.1) * 24000) : int((begin + 0.6) * 24000)]) < 0.005
+
+
+def test_replies_are_as_loud_as_speech(replies: Path) -> None:
+    for name in SAMPLES:
+        pcm = pcm_of(replies / Path(name).with_suffix(".wav"))
+        assert 0.005 < rms(pcm) < 0.2
+        assert np.abs(pcm).max() < 1.0
+
+
+def test_each_call_is_answered_in_its_voice(replies: Path, checkpoint: Checkpoint) -> None:
+    heights = {name: pitch(pcm_of(checkpoint.voices.path(name))) for name in ("female", "male")}
+    border = (heights["female"] * heights["male"]) ** 0.5
+    assert heights["female"] > 1.3 * heights["male"]
+    for line in (SAMPLE_AUDIO / "calls.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        height = pitch(pcm_of(replies / Path(row["path"]).with_suffix(".wav")))
+        assert (height > border) == (row["voice_prompt"] == "female"), row["path"]
+
+
+def test_the_role_decides_what_is_said(tmp_path: Path) -> None:
+    roles = {
+        "books": "You work for Happy Books which is a book store and your name is Anna. "
+        "Information: Open from nine to seven. Address: twelve Park Road.",
+        "gym": "You work for Lion Fitness which is a gym and your name is Thomas. "
+        "Information: Open from six thirty to ten. Address: twelve Park Road.",
+    }
+    question = str(SAMPLE_AUDIO / "question.wav")
+    rows = [{"path": question, "output": name, "text_prompt": role} for name, role in roles.items()]
+    (tmp_path / "calls.jsonl").write_text("".join(json.dumps({**row, "seed": 3}) + "\n" for row in rows))
+    result = CliRunner().invoke(
+        app, ["convert", str(tmp_path / "calls.jsonl"), str(tmp_path / "out"), "--model", "embedded"]
+    )
+    assert result.exit_code == 0, result.output
+    said = {name: said_between(tmp_path / "out" / f"{name}.json", 0, 7) for name in roles}
+    assert said == {"books": "We are open from nine to seven.", "gym": "We are open from six thirty to ten."}
+
+
+def pitch(pcm: Pcm) -> float:
+    """The median pitch of loud blocks of 40 ms, in hertz: by the lag at which they are most alike."""
+    blocks = pcm[: len(pcm) // 960 * 960].reshape(-1, 960)
+    blocks = blocks[np.sqrt(np.mean(blocks**2, axis=1)) > 0.03]
+    assert len(blocks) >= 5
+    likeness = [np.correlate(block, block, "full")[960:] for block in blocks]
+    return 24000 / float(np.median([np.argmax(one[60:400]) + 61 for one in likeness]))
 
 
 # ---- the sample recordings ----
 
 
 def test_the_sample_recordings_are_small_and_each_has_its_line() -> None:
-    folder = ROOT / "sample_audio"
-    readme = (folder / "README.md").read_text(encoding="utf-8")
-    assert sorted(path.name for path in folder.iterdir()) == ["README.md", *sorted(SAMPLES)]
+    readme = (SAMPLE_AUDIO / "README.md").read_text(encoding="utf-8")
+    beside = ["README.md", "calls.jsonl", "questions.json"]
+    assert sorted(path.name for path in SAMPLE_AUDIO.iterdir()) == sorted([*beside, *SAMPLES])
     assert all(f"`{name}`" in readme for name in SAMPLES)
-    assert bytes_in(folder) < 700_000
+    assert bytes_in(SAMPLE_AUDIO) < 2_000_000
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_sample_recording_is_of_its_kind(name: str) -> None:
-    path = ROOT / "sample_audio" / name
+    path = SAMPLE_AUDIO / name
     audio = soundfile.info(path)
     assert (audio.samplerate, audio.channels, audio.subtype) == SAMPLES[name]
     recording = Recording(path, 24000)
     pcm = np.concatenate(list(recording.blocks()))
     assert recording.n_clipped == 0
-    assert 0.01 < rms(pcm) < 0.3
+    assert 0.005 < rms(pcm) < 0.3

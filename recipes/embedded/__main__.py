@@ -21,7 +21,7 @@ from safetensors import safe_open
 
 from personaplex_cli.config.tree import MIMI_NAME, PersonaPlexMimiConfig
 from personaplex_cli.model.checkpoint import WEIGHTS
-from recipes.embedded import card, codec, codes, corpus, evaluate, export, lm, vocabulary
+from recipes.embedded import card, codec, codes, corpus, decoder, evaluate, export, lm, vocabulary
 from recipes.embedded.domain import Part
 
 PARTS: tuple[Part, ...] = ("dev", "test")
@@ -141,7 +141,7 @@ STAGES: dict[str, Callable[[Path, Scale], None]] = {
     "vocabulary": pieces,
     "codec": lambda work, scale: codec.train(work / "corpus", work, scale.codec_steps, scale.n_workers),
     "codes": lambda work, scale: codes.make(work / "corpus", work, codec.load(work), scale.n_calls),
-    "decoder": lambda work, scale: codec.refine(work / "corpus", work, scale.decoder_steps, scale.n_workers),
+    "decoder": lambda work, scale: decoder.train(work, scale.decoder_steps, scale.n_workers),
     "lm": lambda work, scale: lm.train(work, scale.lm_steps, scale.n_workers),
     "export": exported,
     "evaluation": evaluated,

@@ -150,7 +150,7 @@ def transposed(x: Tensor, module: StreamingConvTranspose1d) -> Tensor:
 
 def through(x: Tensor, net: nn.Module) -> Tensor:
     """Through a SEANet."""
-    for layer in net.model:  # type: ignore[union-attr]
+    for layer in net.model:
         if isinstance(layer, StreamingConv1d):
             x = convolved(x, layer)
         elif isinstance(layer, StreamingConvTranspose1d):
@@ -170,7 +170,7 @@ def encoded(mimi: Any, pcm: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         heard = through(pcm[:, :, None].bfloat16(), mimi.encoder)
         heard = mimi.encoder_transformer.transformer(heard).transpose(1, 2)
-        return mimi.downsample(heard).float()  # type: ignore[no-any-return]
+        return mimi.downsample(heard).float()
 
 
 def decoded(mimi: Any, latent: Tensor) -> Tensor:
@@ -230,14 +230,39 @@ def mel_bands(size: int, n_bands: int) -> Tensor:
 
 
 class Said(NamedTuple):
-    """What is said in a stretch:
-
-    phones, and the samples between which they are; no phones: not to be spelt.
-    """
+    """What is said in a stretch: phones, and about when each ends; none: not to be spelt."""
 
     phones: tuple[int, ...] = ()
-    begin: int = 0
-    end: int = 0
+    begins: tuple[float, ...] = ()
+    """In samples."""
+    ends: tuple[float, ...] = ()
+
+
+def timed(entry: dict[str, Any], at: int) -> Said:
+    """An utterance's phones, if vowels last twice as long as other phones, from a sample on.
+
+    Agents' words have known times; of users' utterances only the whole length is known.
+    """
+    n_samples = entry["n_samples"]
+    spelled, starts = [phone_numbers(entry["text"])], [0.0]
+    if "onsets" in entry:
+        spelled = [phone_numbers(word) for word in entry["text"].split()]
+        starts = [onset * RATE for onset in entry["onsets"]]
+    phones: list[int] = []
+    begins: list[float] = []
+    ends: list[float] = []
+    for word, start, stop in zip(spelled, starts, [*starts[1:], n_samples], strict=True):
+        lasting = np.array([2.0 if PHONES[phone - 1][0] in "AEIOU" else 1.0 for phone in word])
+        # There may be a pause behind a word.
+        length = min(stop - start, float(lasting.sum()) * LONGEST_PHONE) if len(spelled) > 1 else stop - start
+        after = at + start + np.cumsum(lasting) / max(1.0, lasting.sum()) * length
+        phones += word
+        begins += [at + start, *after[:-1]][: len(word)]
+        ends += after.tolist()
+    return Said(tuple(phones), tuple(begins), tuple(ends))
+
+
+LONGEST_PHONE = 0.09 * RATE
 
 
 class Speller(nn.Module):
@@ -277,15 +302,13 @@ POINTS = 16
 
 
 def roughly(said: Said, n_frames: int) -> Tensor:
-    """Which phones a frame holds, if vowels last twice as long as other phones.
-
-    [frames, phones + 1]; 0: none
-    """
+    """Which phones a frame holds. [frames, phones + 1]; 0: none"""
     points = (torch.arange(n_frames * POINTS) + 0.5) * (FRAME / POINTS)
-    lasting = torch.tensor([2.0 if PHONES[phone - 1][0] in "AEIOU" else 1.0 for phone in said.phones])
-    ends = said.begin + lasting.cumsum(0) / lasting.sum() * (said.end - said.begin)
+    begins, ends = torch.tensor(said.begins), torch.tensor(said.ends)
     index = torch.searchsorted(ends, points).clamp(max=len(ends) - 1)
-    phone = torch.where((points >= said.begin) & (points < said.end), torch.tensor(said.phones)[index], 0)
+    phone = torch.where(
+        (points >= begins[index]) & (points < ends[index]), torch.tensor(said.phones)[index], 0
+    )
     return F.one_hot(phone, len(PHONES) + 1).float().view(n_frames, POINTS, -1).mean(dim=1)
 
 
@@ -315,14 +338,16 @@ class Chunks:
         pcm, out = speech[index], np.zeros(self.n_samples, np.float32)
         # The last phone is known a little after it has been said.
         room = self.n_samples - 2 * FRAME - len(pcm)
-        if room <= 0:
-            start = self.rng.randrange(max(1, len(pcm) - self.n_samples))
-            part = pcm[start : start + self.n_samples]
-            out[: len(part)] = part
-            return out, Said()
-        start = self.rng.randrange(room)
-        out[start : start + len(pcm)] = pcm
-        return out, Said(phone_numbers(speech.entries[index]["text"]), start, start + len(pcm))
+        start = self.rng.randrange(room) if room > 0 else -self.rng.randrange(len(pcm) - self.n_samples // 2)
+        part = pcm[max(0, -start) : self.n_samples - start]
+        out[max(0, start) : max(0, start) + len(part)] = part
+        return out, within(timed(speech.entries[index], start), self.n_samples - FRAME)
+
+
+def within(said: Said, n_samples: int) -> Said:
+    """The phones that are wholly between the first sample and another."""
+    spans = [span for span in zip(*said, strict=True) if span[1] >= 0 and span[2] <= n_samples]
+    return Said(*zip(*spans, strict=True)) if spans else Said()
 
 
 # ---- the training ----
@@ -371,42 +396,21 @@ def train_worker(rank: int, corpus: Path, folder: Path, n_steps: int) -> None:
         spectral = spectra(sound, pcm[heard], training.step)
         wave = (sound - pcm[heard]).abs().mean()
         sequence, frames = speller(first, said)
-        loss = spectral + wave + 0.1 * commitment + 0.2 * sequence + 0.5 * frames
+        # What the code has to choose from must be about phones, too.
+        _, unquantised = speller(quantizers[0].output_proj(quantizers[0].input_proj(latent)), said)
+        loss = spectral + wave + 0.1 * commitment + 0.2 * sequence + 0.5 * frames + 0.5 * unquantised
         training.update(
-            loss, spectral=spectral, wave=wave, sequence=sequence, frames=frames, commitment=commitment
+            loss,
+            spectral=spectral,
+            wave=wave,
+            sequence=sequence,
+            frames=frames,
+            unquantised=unquantised,
+            commitment=commitment,
         )
         training.log(every=50)
     if rank == 0:
         torch.save(training.averaged()["mimi"], folder / "mimi.pt")
-
-
-def refine(corpus: Path, folder: Path, n_steps: int, n_workers: int) -> None:
-    """Train the decoder alone, for the agents' voices; codes stay what they are. Writes `mimi-refined.pt`."""
-    if not (folder / "mimi-refined.pt").exists():
-        in_workers(n_workers, refine_worker, corpus, folder, n_steps)
-
-
-def refine_worker(rank: int, corpus: Path, folder: Path, n_steps: int) -> None:
-    """One worker's share."""
-    torch.manual_seed(1)
-    mimi, spectra = load(folder), Spectra()
-    mimi.requires_grad_(False)
-    for part in (mimi.upsample, mimi.decoder_transformer, mimi.decoder):
-        part.requires_grad_(True)
-    training = Training("decoder", folder, n_steps, rate=5e-4, betas=(0.8, 0.99), clip=2.0)
-    training.take(mimi=mimi)
-    chunks = Chunks(corpus, seed=1000 * training.step + rank + 500, n_frames=N_FRAMES)
-    while not training.done:
-        pcm, _ = chunks.batch(4, 1)
-        with torch.no_grad():
-            latent = mimi.quantizer.decode(mimi.quantizer.encode(encoded(mimi, pcm)))
-        sound = decoded(mimi, latent)
-        spectral = spectra(sound, pcm, training.step)
-        wave = (sound - pcm).abs().mean()
-        training.update(spectral + wave, spectral=spectral, wave=wave)
-        training.log(every=50)
-    if rank == 0:
-        torch.save(training.averaged()["mimi"], folder / "mimi-refined.pt")
 
 
 def load(folder: Path, name: str = "mimi.pt") -> Any:

@@ -38,6 +38,8 @@ from recipes.embedded.vocabulary import EPAD, PAD
 
 N_POSITIONS = 416
 FRAME_SECONDS = 0.08
+LONGEST_SILENCE = 1500
+"""Frames by which a call may seem to have gone on since its prompt: after minutes the role still holds."""
 PAUSE_FRAMES = int(SILENCE_SECONDS / FRAME_SECONDS)
 TEXT_LEADS = 2
 """Frames by which a word's first piece comes before its sound."""
@@ -63,6 +65,8 @@ class Row(NamedTuple):
     """[N] what the user has just asked, where that can be known; else NOTHING."""
     heard: Tensor
     """[N] the number of the phrasing; else NOTHING."""
+    moments: Tensor
+    """[N] where each position stands in time: a call may have gone on for long since its prompt."""
 
 
 class Prompt(NamedTuple):
@@ -140,7 +144,7 @@ class Dialogues:
     def prompt(self, voice: str, role: str) -> Prompt:
         """A prompt as the product makes it; the voice's sample is any part of what the voice said."""
         sample = self.rng.choice(self.voices[voice]).long()
-        n_voice = self.rng.randint(14, min(40, sample.shape[1]))
+        n_voice = self.rng.randint(14, min(56, sample.shape[1]))
         begin = self.rng.randrange(sample.shape[1] - n_voice + 1)
         tokens = torch.tensor(self.pieces.encode(tag_role(role)) if role else [], dtype=torch.long)
         pause = phase(self.config, agent=self.silence[:, None].expand(-1, PAUSE_FRAMES))
@@ -249,6 +253,9 @@ class Dialogues:
         text_weights[n - 1 :] = 0
         live = torch.arange(N_POSITIONS) >= prompt.n_frames
         live[n - 1 :] = False
+        moments = torch.arange(N_POSITIONS)
+        if self.rng.random() < 0.5:
+            moments[prompt.n_frames :] += self.rng.randrange(LONGEST_SILENCE)
         return Row(
             full,
             text_weights,
@@ -256,4 +263,5 @@ class Dialogues:
             live,
             placed(intents, NOTHING),
             placed(heard, NOTHING),
+            moments,
         )

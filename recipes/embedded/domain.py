@@ -141,7 +141,7 @@ def thinned(role: Role, rng: random.Random) -> Role:
     for fields in (("opens", "closes"), ("address",), ("item", "price")):
         if rng.random() < 0.12:
             lost.update(dict.fromkeys(fields))
-    return replace(role, **lost)  # type: ignore[arg-type]
+    return replace(role, **lost)
 
 
 PLAIN_ROLES = [

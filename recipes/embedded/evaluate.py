@@ -1,4 +1,4 @@
-"""Stage 6: how good is it? Calls of unknown users, through `personaplex convert`, WAV to WAV.
+"""Stage 7: how good is it? Calls of unknown users, through `personaplex convert`, WAV to WAV.
 
     python -m recipes.embedded.evaluate --work FOLDER --model FOLDER [--part dev|test] [--calls 64]
 
@@ -309,10 +309,8 @@ def show(report: dict[str, Any]) -> None:
     """The report as a table."""
     print(f"{report['n_turns']} turns in {report['n_calls']} calls, users of the part '{report['part']}'")
     for share in report["shares"]:
-        interval = f"{share['from']:.1%} to {share['to']:.1%}"
-        print(
-            f"  {share['measure']:<40} {share['share']:>6.1%}  ({interval}, {share['right']} of {share['of']})"
-        )
+        interval = f"{share['from']:.1%} to {share['to']:.1%}, {share['right']} of {share['of']}"
+        print(f"  {share['measure']:<40} {share['share']:>6.1%}  ({interval})")
     latency = report["median_latency_seconds"]
     print(f"  {'median latency':<40} {'none' if latency is None else f'{latency:.2f} s'}")
     print(f"  {'real-time factor of the whole run':<40} {report['real_time_factor']:.2f}")

@@ -1,4 +1,4 @@
-"""Stage 5: the package's files, in the published layout: two weights, a vocabulary, voices, a config tree."""
+"""Stage 6: the package's files, in the published layout: two weights, a vocabulary, voices, a config tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage 4: a small language model of the published layout, trained on dialogues made anew for every batch.
+"""Stage 5: a small language model of the published layout, trained on dialogues made anew for every batch.
 
 moshi's own model holds the parameters. The forward is written for training: the depformer's steps stand side
 by side in batched products, and only some frames pass it.
@@ -30,8 +30,13 @@ N_CODEBOOKS = 8
 
 def new_lm(config: PersonaPlexConfig) -> Any:
     """moshi's model of a config tree's widths, untrained."""
+    return get_moshi_lm(None, lm_kwargs(config), dtype=torch.float32)
+
+
+def lm_kwargs(config: PersonaPlexConfig) -> dict[str, Any]:
+    """A config tree as the arguments of moshi's `get_moshi_lm`."""
     temporal, depformer = config.temporal_config, config.depformer_config
-    kwargs = {
+    return {
         "dim": temporal.hidden_size,
         "text_card": config.text_vocab_size,
         "existing_text_padding_id": PAD,
@@ -62,7 +67,6 @@ def new_lm(config: PersonaPlexConfig) -> Any:
         "depformer_weights_per_step": True,
         "delays": list(config.delays),
     }
-    return get_moshi_lm(None, kwargs, dtype=torch.float32)
 
 
 def embedded(lm: Any, table: Tensor) -> Tensor:
@@ -70,13 +74,13 @@ def embedded(lm: Any, table: Tensor) -> Tensor:
     total = lm.text_emb(table[:, 0])
     for stream, embedding in enumerate(lm.emb, start=1):
         total = total + embedding(table[:, stream])
-    return total  # type: ignore[no-any-return]
+    return total
 
 
-def listened(lm: Any, table: Tensor) -> tuple[Tensor, Tensor]:
-    """-> hidden states [B, N, D], text logits [B, N, V]"""
+def listened(lm: Any, table: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
+    """table [B, 17, N], moments [B, N] -> hidden states [B, N, D], text logits [B, N, V]"""
     x = embedded(lm, table)
-    turns = turns_of(x.shape[1], lm.transformer.layers[0].self_attn)
+    turns = turns_of(moments, lm.transformer.layers[0].self_attn)
     for layer in lm.transformer.layers:
         attention, gating = layer.self_attn, layer.gating
         x = temporal_layer(
@@ -94,10 +98,10 @@ def listened(lm: Any, table: Tensor) -> tuple[Tensor, Tensor]:
     return hidden, F.linear(hidden.bfloat16(), lm.text_linear.weight.bfloat16()).float()
 
 
-def turns_of(n: int, attention: Any) -> Tensor:
-    """By how much each pair of numbers is turned at each position: cosines and sines. [2, N, D / 2]"""
+def turns_of(moments: Tensor, attention: Any) -> Tensor:
+    """By how much each pair of numbers is turned: cosines and sines. [B, N] -> [2, B, 1, N, D / 2]"""
     half = attention.embed_dim // attention.num_heads // 2
-    angles = torch.arange(n)[:, None] * 10000 ** (-torch.arange(half) / half)
+    angles = moments[:, None, :, None] * 10000 ** (-torch.arange(half) / half)
     return torch.stack([angles.cos(), angles.sin()])
 
 
@@ -264,7 +268,7 @@ def losses(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Everything that is learnt from a batch, and its parts."""
     read, target = spoilt(batch.table, numbers, card)[:, :, :-1], batch.table[:, :, 1:]
-    hidden, logits = listened(lm, read)
+    hidden, logits = listened(lm, read, batch.moments[:, :-1])
 
     text = target[:, 0]
     each = F.cross_entropy(logits.transpose(1, 2), text, reduction="none")

@@ -17,6 +17,7 @@ import soundfile
 import soxr
 
 from personaplex_cli.audio.pcm import Pcm
+from recipes.embedded.domain import Question, Role, reply_to
 from recipes.embedded.speech import RATE, Voice, noise, spoken, telephone
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,56 +30,78 @@ class Sample:
     """One recording, who calls whom, and how it was recorded."""
 
     name: str
+    says: str
     rate: int
     subtype: str
     caller: Voice
-    questions: tuple[str, ...]
+    questions: tuple[Question, ...]
     voice: str
-    role: str
-    says: str
+    role: Role
+    role_text: str
 
-
-BAKERY = (
-    "You work for Golden Bakery which is a bakery and your name is Monica. "
-    "Information: Open from seven to six thirty. Address: twelve Garden Street. "
-    "An apple pie costs eleven dollars."
-)
-PIZZA = (
-    "You work for Eagle Pizza which is a pizza shop and your name is Peter. "
-    "Information: A large pizza costs fourteen dollars. Open from eleven to nine."
-)
-DENTIST = (
-    "You work for Bright Dental which is a dental clinic and your name is Laura. "
-    "Information: Opening hours: eight to four thirty. A cleaning: seventy nine dollars."
-)
-GARAGE = (
-    "You work for Silver Garage which is a garage and your name is Victor. "
-    "Information: Address: thirty one Lake Road. An oil change costs thirty eight dollars. "
-    "Open from nine to five."
-)
 
 SAMPLES = [
     Sample(
-        "question.wav", 24000, "PCM_16", Voice("espeak-ng", "en-us+Adam", 0.9),
-        ("what time do you close today", "great, thanks"),
-        "female", BAKERY, "24 kHz mono, as the model hears it",
+        "question.wav",
+        "24 kHz mono, as the model hears it",
+        24000,
+        "PCM_16",
+        Voice("espeak-ng", "en-us+Adam", 0.9),
+        (Question("hours", "what time do you close today"), Question("thanks", "great, thanks")),
+        "female",
+        Role(name="Monica", business="Golden Bakery", opens="seven", closes="six thirty"),
+        "You work for Golden Bakery which is a bakery and your name is Monica. "
+        "Information: Open from seven to six thirty. Address: twelve Garden Street. "
+        "An apple pie costs eleven dollars.",
     ),
     Sample(
-        "telephone.wav", 8000, "ULAW", Voice("flite", "awb", 1.0),
-        ("hi, is anyone there", "I would like a large pizza", "nothing, thank you"),
-        "male", PIZZA, "a telephone: 8 kHz, mu-law",
+        "telephone.wav",
+        "a telephone: 8 kHz mono, mu-law",
+        8000,
+        "ULAW",
+        Voice("flite", "awb"),
+        (
+            Question("hello", "hi, is anyone there"),
+            Question("order", "I would like a large pizza"),
+            Question("no", "nothing, thank you"),
+        ),
+        "male",
+        Role(name="Peter", business="Eagle Pizza", item="a large pizza", price="fourteen"),
+        "You work for Eagle Pizza which is a pizza shop and your name is Peter. "
+        "Information: A large pizza costs fourteen dollars. Open from eleven to nine.",
     ),
     Sample(
-        "stereo.flac", 44100, "PCM_16", Voice("espeak-ng", "en-gb+female5", 0.85),
-        ("could I book an appointment", "could I come on Tuesday"),
-        "female", DENTIST, "44.1 kHz stereo: the caller left, a hum right",
+        "stereo.flac",
+        "44.1 kHz stereo: the caller left, a hum right",
+        44100,
+        "PCM_16",
+        Voice("espeak-ng", "en-gb+female5", 0.85),
+        (
+            Question("appointment", "could I book an appointment"),
+            Question("day", "could I come on Tuesday", day="Tuesday"),
+        ),
+        "female",
+        Role(),
+        "You work for Bright Dental which is a dental clinic and your name is Laura. "
+        "Information: Opening hours: eight to four thirty. A cleaning: seventy nine dollars.",
     ),
     Sample(
-        "noisy.wav", 48000, "PCM_24", Voice("espeak-ng", "en-us+sandro", 0.85),
-        ("could you tell me who I am speaking to", "can you tell me the address"),
-        "male", GARAGE, "48 kHz, with noise behind the caller",
+        "noisy.wav",
+        "16 kHz mono, with noise behind the caller",
+        16000,
+        "PCM_16",
+        Voice("espeak-ng", "en-us+sandro", 0.85),
+        (
+            Question("name", "could you tell me who I am speaking to"),
+            Question("address", "can you tell me the address"),
+        ),
+        "male",
+        Role(name="Victor", address="thirty one Lake Road"),
+        "You work for Silver Garage which is a garage and your name is Victor. "
+        "Information: Address: thirty one Lake Road. An oil change costs thirty eight dollars. "
+        "Open from nine to five.",
     ),
-]  # fmt: skip
+]
 
 
 def recorded(sample: Sample) -> tuple[Pcm, list[float]]:
@@ -87,7 +110,7 @@ def recorded(sample: Sample) -> tuple[Pcm, list[float]]:
     pcm, begins = pause[: RATE // 2], []
     for question in sample.questions:
         begins.append(round(len(pcm) / RATE, 2))
-        pcm = np.concatenate([pcm, spoken(question, sample.caller), pause])
+        pcm = np.concatenate([pcm, spoken(question.text, sample.caller), pause])
     if sample.name == "noisy.wav":
         pcm = pcm + noise(len(pcm), np.random.default_rng(1), 0.004)
     if sample.subtype == "ULAW":
@@ -112,16 +135,18 @@ def main() -> None:
         pcm, begins = recorded(sample)
         soundfile.write(out / sample.name, pcm, sample.rate, subtype=sample.subtype)
         asked[sample.name] = [
-            {"start": begin, "text": text} for begin, text in zip(begins, sample.questions, strict=True)
+            {"start": begin, "text": question.text, "reply": reply_to(question, sample.role)[0]}
+            for begin, question in zip(begins, sample.questions, strict=True)
         ]
     (out / "questions.json").write_text(json.dumps(asked, indent=1) + "\n")
     rows = [
-        {"path": one.name, "voice_prompt": one.voice, "text_prompt": one.role, "seed": 1} for one in SAMPLES
+        {"path": one.name, "voice_prompt": one.voice, "text_prompt": one.role_text, "seed": 1}
+        for one in SAMPLES
     ]
     (out / "calls.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines = ["| file | what it is | the caller says |", "|---|---|---|"]
     for one in SAMPLES:
-        said = " ... ".join(f'"{question}"' for question in one.questions)
+        said = " ... ".join(f'"{question.text}"' for question in one.questions)
         lines.append(f"| `{one.name}` | {one.says} | {said} |")
     print("\n".join(lines))
 

@@ -26,7 +26,7 @@ def in_workers(n_workers: int, work: Callable[..., None], *args: Any) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.spawn(begin, (n_workers, port, work, args), nprocs=n_workers)  # type: ignore[attr-defined]
+    multiprocessing.spawn(begin, (n_workers, port, work, args), nprocs=n_workers)
 
 
 def begin(rank: int, n_workers: int, port: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -89,7 +89,7 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         shared(self.parameters)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip)
         if torch.isfinite(norm):

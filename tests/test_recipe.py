@@ -1,0 +1,208 @@
+"""The embedded model's recipe, from nothing to the packaged files, at a scale of minutes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from moshi.models import loaders
+
+from personaplex_cli.audio.codec import mimi_kwargs
+from personaplex_cli.config.tree import MIMI_NAME
+from personaplex_cli.model.checkpoint import WEIGHTS, open_checkpoint
+
+ROOT = Path(__file__).parents[1]
+MISSING = [tool for tool in ("flite", "espeak-ng") if shutil.which(tool) is None]
+
+pytest.importorskip("pocketsphinx", reason="the recipe's packages are not installed: pip install '.[recipe]'")
+pytest.importorskip("faker", reason="the recipe's packages are not installed: pip install '.[recipe]'")
+
+from recipes.embedded import codec as training_codec  # noqa: E402
+from recipes.embedded import evaluate, lm  # noqa: E402
+from recipes.embedded.domain import (  # noqa: E402
+    INTENTS,
+    Question,
+    Role,
+    is_unseen,
+    question,
+    reply_to,
+    role_text,
+    role_values,
+)
+
+
+def run_recipe(work: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """At the small scale, without compilation, which would take longer than what it speeds up."""
+    command = [sys.executable, "-m", "recipes.embedded", "--work", str(work), "--scale", "small", *options]
+    environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if MISSING:
+        pytest.skip(f"not installed: {', '.join(MISSING)}")
+    folder = tmp_path_factory.mktemp("recipe")
+    ended = run_recipe(folder)
+    assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+# ---- the whole ----
+
+
+def test_every_stage_leaves_its_result_and_its_figures(work: Path) -> None:
+    for name in ("mimi.pt", "codes.pt", "mimi-refined.pt", "lm.pt", "tokenizer.model"):
+        assert (work / name).stat().st_size > 0
+    for stage, measure in {"codec": "spectral", "decoder": "spectral", "lm": "text"}.items():
+        lines = (work / f"{stage}.log.jsonl").read_text().splitlines()
+        assert all(np.isfinite(json.loads(line)[measure]) for line in lines)
+    report = json.loads((work / "evaluation-test.json").read_text())
+    assert report["n_turns"] > 0
+    assert {share["measure"] for share in report["shares"]} >= {
+        "reply of the right kind",
+        "the prompted voice",
+    }
+    for share in report["shares"]:
+        assert 0 <= share["from"] <= share["to"] <= 1
+
+
+def test_what_is_there_is_not_made_again(work: Path) -> None:
+    made = {path: path.stat().st_mtime_ns for path in work.glob("*.pt")}
+    assert run_recipe(work, "--until", "lm").returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in work.glob("*.pt")} == made
+
+
+def test_the_files_are_a_model_for_us_and_for_moshi(work: Path) -> None:
+    checkpoint = open_checkpoint(str(work / "model"))
+    assert checkpoint.voices.names() == ["female", "male"]
+    loaders.get_mimi(work / "model" / MIMI_NAME, mimi_kwargs(checkpoint.config.mimi_config), num_codebooks=8)
+    model = loaders.get_moshi_lm(
+        work / "model" / WEIGHTS, lm.lm_kwargs(checkpoint.config), dtype=torch.bfloat16
+    )
+    trained = torch.load(work / "lm.pt", weights_only=True)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, trained[name].bfloat16()), name
+
+
+def test_the_card_tells_what_was_measured(work: Path) -> None:
+    card = (work / "model" / "MODEL_CARD.md").read_text()
+    report = json.loads((work / "evaluation-test.json").read_text())
+    for share in report["shares"]:
+        assert f"| {share['measure']} | {share['share']:.1%} " in card
+
+
+# ---- its parts against a second way ----
+
+
+def test_the_training_forward_of_the_codec_is_moshi_s() -> None:
+    mimi = training_codec.new_mimi().eval()
+    pcm = torch.randn(2, 10 * 1920, generator=torch.Generator().manual_seed(1)) * 0.1
+    with torch.no_grad():
+        theirs = mimi.encode_to_latent(pcm[:, None], quantize=False)
+        ours = training_codec.encoded(mimi, pcm)
+        torch.testing.assert_close(ours, theirs, rtol=0.1, atol=0.05 * float(theirs.abs().max()))
+        theirs = mimi.decoder(mimi.decoder_transformer(mimi.upsample(theirs))[0])[:, 0]
+        ours = training_codec.decoded(mimi, mimi.encode_to_latent(pcm[:, None], quantize=False))
+        torch.testing.assert_close(ours, theirs, rtol=0.1, atol=0.05 * float(theirs.abs().max()))
+
+
+def test_the_training_forward_of_the_language_model_is_moshi_s(small_lm: tuple[Any, Any]) -> None:
+    model, config = small_lm
+    numbers = torch.Generator().manual_seed(1)
+    table = torch.randint(config.audio_vocab_size, (2, 17, 20), generator=numbers)
+    with torch.no_grad():
+        _, logits = lm.listened(model, table, torch.arange(20).expand(2, -1))
+        theirs, text = model.forward_text(table)
+        torch.testing.assert_close(logits, text[:, 0], rtol=0, atol=0.05 * float(text.abs().max()))
+        codes = torch.randint(config.audio_vocab_size, (40, 8), generator=numbers)
+        said = lm.depformed(model, theirs.flatten(0, 1), table[:, 0].flatten(), codes)
+        model.depformer.set_streaming_detached(True)
+        with model.depformer.streaming(40):
+            token = table[:, 0].reshape(40, 1, 1)
+            for step in range(8):
+                each = model.forward_depformer(step, token, theirs.reshape(40, 1, -1))
+                torch.testing.assert_close(
+                    said[step], each[:, 0, 0], rtol=0, atol=0.05 * float(each.abs().max())
+                )
+                token = codes[:, step].reshape(40, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def small_lm() -> tuple[Any, Any]:
+    config = open_checkpoint("embedded").config
+    torch.manual_seed(1)
+    return lm.new_lm(config).eval(), config
+
+
+# ---- what is said ----
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+def test_a_role_carries_the_facts_of_its_replies(unseen: bool) -> None:
+    rng = random.Random(1)
+    for _ in range(50):
+        role = role_values(rng, unseen=unseen)
+        told = role_text(role, rng).lower()
+        for intent in INTENTS:
+            reply, facts = reply_to(question(intent, "train", rng), role)
+            for fact in set(facts) - {None}:
+                assert fact.lower() in reply.lower()
+                assert fact.lower() in told or intent == "day"
+
+
+def test_unseen_values_are_never_met_in_training() -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        seen = role_values(rng, unseen=False)
+        values: Mapping[str, str | None] = vars(seen)
+        assert not any(is_unseen(str(values[name])) for name in ("name", "price"))
+        assert not is_unseen(str(seen.business).split()[0])
+        unseen = role_values(rng, unseen=True)
+        assert is_unseen(str(unseen.name))
+        assert is_unseen(str(unseen.business).split()[0])
+
+
+def test_no_phrasing_is_in_two_parts() -> None:
+    for intent in INTENTS.values():
+        assert len({*intent.train, *intent.dev, *intent.test}) == sum(
+            len(part) for part in (intent.train, intent.dev, intent.test)
+        )
+        assert len(intent.test) >= 3
+
+
+def test_who_does_not_know_says_so() -> None:
+    assert reply_to(Question("name", "what is your name"), Role())[0] == "I am sorry, I do not know that."
+
+
+# ---- the judge ----
+
+
+def test_shares_come_with_wilson_s_intervals() -> None:
+    # R: prop.test(84, 100, correct = FALSE)$conf.int
+    lower, upper = evaluate.Share("", 84, 100).bounds
+    assert lower == pytest.approx(0.7558, abs=1e-4)
+    assert upper == pytest.approx(0.8990, abs=1e-4)
+
+
+def test_a_reply_is_of_its_kind_whatever_its_facts() -> None:
+    kind = evaluate.pattern("My name is Anna.", ("Anna",), "name")
+    assert evaluate.re.fullmatch(kind, "My name is Peter.")
+    assert not evaluate.re.fullmatch(kind, "Our address is two Main Street.")
+
+
+@pytest.mark.parametrize("hertz", [90.0, 120.0, 180.0, 240.0])
+def test_pitch_is_measured(hertz: float) -> None:
+    seconds = np.arange(24000) / 24000
+    tone = sum(np.sin(2 * np.pi * hertz * k * seconds) / k for k in range(1, 8)) * 0.1
+    assert evaluate.pitch(tone.astype(np.float32)) == pytest.approx(hertz, rel=0.03)
