@@ -1,4 +1,4 @@
-"""What `make demo` shows: each recording's questions, the replies' text with its times, and figures.
+"""What `make demo` shows: what each caller asks, what the reply says, how soon, and how loud.
 
     python recipes/demo.py OUT
 
@@ -18,44 +18,35 @@ from rich.table import Table
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_audio"
 LOUD = 0.02
+WIDTH = 118
 
 
 def main() -> None:
     """Print one table."""
     (out,) = map(Path, sys.argv[1:])
     asked = json.loads((SAMPLES / "questions.json").read_text(encoding="utf-8"))
-    table = Table(
-        "recording", "voice", "caller asks, reply says", "seconds", "speech", "level", show_lines=True
-    )
+    table = Table("recording", "voice", "the caller asks", "the reply says", "after", "level")
     for line in (SAMPLES / "calls.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         reply = out / Path(row["path"]).with_suffix(".json")
         words = json.loads(reply.read_text(encoding="utf-8"))["words"]
         pcm, rate = soundfile.read(reply.with_suffix(".wav"), dtype="float32")
-        blocks = pcm[: len(pcm) // 1920 * 1920].reshape(-1, 1920)
-        speaks = np.abs(blocks).max(axis=1) > LOUD
-        level = (
-            20 * np.log10(max(1e-9, float(np.sqrt(np.mean(blocks[speaks] ** 2))))) if speaks.any() else -99.0
-        )
-        table.add_row(
-            row["path"],
-            row["voice_prompt"],
-            dialogue(asked[row["path"]], words),
-            f"{len(pcm) / rate:.1f}",
-            f"{speaks.mean():.0%}",
-            f"{level:.0f} dB",
-        )
-    Console().print(table)
+        starts = [question["start"] for question in asked[row["path"]]]
+        for question, stop in zip(asked[row["path"]], [*starts[1:], len(pcm) / rate], strict=True):
+            said = " ".join(word["word"] for word in words if question["start"] <= word["start"] < stop)
+            sound = pcm[int(question["end"] * rate) : int(stop * rate)]
+            table.add_row(row["path"], row["voice_prompt"], question["text"], said, *figures(sound, rate))
+        table.add_section()
+    Console(width=WIDTH).print(table)
 
 
-def dialogue(questions: list[dict[str, object]], words: list[dict[str, object]]) -> str:
-    """Questions and what is said after each of them, by time."""
-    lines = sorted(
-        [(question["start"], "\n> " + str(question["text"]) + "\n ") for question in questions]
-        + [(word["start"], f" {word['word']}") for word in words],
-        key=lambda line: line[0],  # type: ignore[arg-type, return-value]
-    )
-    return "".join(text for _, text in lines).strip()
+def figures(sound: np.ndarray, rate: int) -> tuple[str, str]:
+    """After how long there is a sound, and how loud it is where there is one."""
+    loud = np.flatnonzero(np.abs(sound) > LOUD)
+    if not len(loud):
+        return "", "silent"
+    level = 20 * np.log10(np.sqrt(np.mean(sound[loud[0] : loud[-1] + 1] ** 2)))
+    return f"{loud[0] / rate:.2f} s", f"{level:.0f} dB"
 
 
 if __name__ == "__main__":

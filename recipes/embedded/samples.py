@@ -104,13 +104,14 @@ SAMPLES = [
 ]
 
 
-def recorded(sample: Sample) -> tuple[Pcm, list[float]]:
-    """What the recording holds, at its rate: [T], or [T, 2]; and when each question begins, in seconds."""
+def recorded(sample: Sample) -> tuple[Pcm, list[tuple[float, float]]]:
+    """What the recording holds, at its rate: [T], or [T, 2]; and when each question is heard, in seconds."""
     pause = np.zeros(int(REPLY_SECONDS * RATE), np.float32)
-    pcm, begins = pause[: RATE // 2], []
+    pcm, times = pause[: RATE // 2], []
     for question in sample.questions:
-        begins.append(round(len(pcm) / RATE, 2))
-        pcm = np.concatenate([pcm, spoken(question.text, sample.caller), pause])
+        said = spoken(question.text, sample.caller)
+        times.append((round(len(pcm) / RATE, 2), round((len(pcm) + len(said)) / RATE, 2)))
+        pcm = np.concatenate([pcm, said, pause])
     if sample.name == "noisy.wav":
         pcm = pcm + noise(len(pcm), np.random.default_rng(1), 0.004)
     if sample.subtype == "ULAW":
@@ -118,8 +119,8 @@ def recorded(sample: Sample) -> tuple[Pcm, list[float]]:
     pcm = soxr.resample(pcm, RATE, sample.rate).astype(np.float32)
     if sample.name == "stereo.flac":
         hum = 0.01 * np.sin(2 * np.pi * 120 * np.arange(len(pcm)) / sample.rate)
-        return np.stack([pcm, hum.astype(np.float32)], axis=1), begins
-    return pcm, begins
+        return np.stack([pcm, hum.astype(np.float32)], axis=1), times
+    return pcm, times
 
 
 def main() -> None:
@@ -132,11 +133,11 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     asked = {}
     for sample in SAMPLES:
-        pcm, begins = recorded(sample)
+        pcm, times = recorded(sample)
         soundfile.write(out / sample.name, pcm, sample.rate, subtype=sample.subtype)
         asked[sample.name] = [
-            {"start": begin, "text": question.text, "reply": reply_to(question, sample.role)[0]}
-            for begin, question in zip(begins, sample.questions, strict=True)
+            {"start": start, "end": end, "text": question.text, "reply": reply_to(question, sample.role)[0]}
+            for (start, end), question in zip(times, sample.questions, strict=True)
         ]
     (out / "questions.json").write_text(json.dumps(asked, indent=1) + "\n")
     rows = [
