@@ -116,7 +116,7 @@ def test_the_table_has_a_line_a_batch_size_below_machine_and_model() -> None:
     assert result.exit_code == 0, result.output
     machine, model, empty, header, *rows = result.stdout.splitlines()
     assert f"torch {torch.__version__}" in machine
-    assert model.startswith("embedded: 3 layers, ")
+    assert model.startswith("embedded: 6 layers, ")
     assert empty == ""
     assert header.split()[:3] == ["batch", "prompt", "ms"]
     assert [row.split()[0] for row in rows] == ["1", "2"]

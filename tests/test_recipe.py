@@ -28,7 +28,7 @@ pytest.importorskip("pocketsphinx", reason="the recipe's packages are not instal
 pytest.importorskip("faker", reason="the recipe's packages are not installed: pip install '.[recipe]'")
 
 from recipes.embedded import codec as training_codec  # noqa: E402
-from recipes.embedded import evaluate, lm  # noqa: E402
+from recipes.embedded import evaluate, export, lm  # noqa: E402
 from recipes.embedded.domain import (  # noqa: E402
     INTENTS,
     Question,
@@ -91,8 +91,10 @@ def test_the_files_are_a_model_for_us_and_for_moshi(work: Path) -> None:
         work / "model" / WEIGHTS, lm.lm_kwargs(checkpoint.config), dtype=torch.bfloat16
     )
     trained = torch.load(work / "lm.pt", weights_only=True)
+    sharpness = {"text_linear.weight": export.TEXT_SHARPNESS}
+    sharpness |= {f"linears.{step}.weight": export.CODE_SHARPNESS for step in range(8)}
     for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, trained[name].bfloat16()), name
+        assert torch.equal(tensor, (sharpness.get(name, 1.0) * trained[name]).bfloat16()), name
 
 
 def test_the_card_tells_what_was_measured(work: Path) -> None:

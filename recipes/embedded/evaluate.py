@@ -131,9 +131,13 @@ def windows(one: Call) -> list[tuple[int, int]]:
     return [(asked.end, begin) for asked, begin in zip(one.asked, begins, strict=True)]
 
 
+EARLY = 4
+"""Frames: words come before their sound, and a reply may begin in a question's last sound."""
+
+
 def said_within(said: list[tuple[str, float]], begin: int, end: int) -> str:
     """The words that begin in these frames."""
-    return " ".join(word for word, start in said if begin <= round(start / 0.08) < end)
+    return " ".join(word for word, start in said if begin - EARLY <= round(start / 0.08) < end - EARLY)
 
 
 def sentences(calls: list[Call], said: dict[str, list[tuple[str, float]]]) -> list[str]:

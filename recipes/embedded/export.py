@@ -109,7 +109,12 @@ def steady_codes(codec: Codec, frame: Pcm) -> tuple[int, ...]:
 # ---- the language model ----
 
 
-def lm_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
+TEXT_SHARPNESS, CODE_SHARPNESS = 2.5, 1.5
+"""Logits are multiplied by these. The default temperatures are those of a model of 7 billion parameters, which
+is far surer of itself: at them, a small one would say what it merely thinks possible."""
+
+
+def lm_tensors(state: dict[str, Tensor], text: float, codes: float) -> dict[str, Tensor]:
     """moshi's training names -> the published ones:
 
     the step sets of an attention stand stacked in one tensor.
@@ -122,7 +127,10 @@ def lm_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
             told = part[1] + (".in_proj_weight" if part[2] == "in" else ".out_proj.weight")
             stacks.setdefault(told, {})[int(part[3])] = tensor
         else:
-            tensors[name] = tensor
+            sharpness = (
+                text if name == "text_linear.weight" else codes if name.startswith("linears.") else 1.0
+            )
+            tensors[name] = sharpness * tensor
     tensors.update(
         {name: torch.cat([sets[index] for index in sorted(sets)]) for name, sets in stacks.items()}
     )
@@ -133,14 +141,21 @@ def lm_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write(
-    out: Path, state: dict[str, Tensor], codec: Path, section: PersonaPlexMimiConfig, work: Path, notice: str
+    out: Path,
+    state: dict[str, Tensor],
+    codec: Path,
+    section: PersonaPlexMimiConfig,
+    work: Path,
+    notice: str,
+    text_sharpness: float = TEXT_SHARPNESS,
+    code_sharpness: float = CODE_SHARPNESS,
 ) -> None:
     """Write all files of the model."""
     (out / FOLDER).mkdir(parents=True, exist_ok=True)
     shutil.copyfile(codec, out / MIMI_NAME)
     shutil.copyfile(work / "tokenizer.model", out / TOKENIZER)
     shutil.copyfile(ROOT / "LICENSE", out / "LICENSE")
-    save_file(lm_tensors(state), out / WEIGHTS)
+    save_file(lm_tensors(state, text_sharpness, code_sharpness), out / WEIGHTS)
     (out / "config.json").write_bytes(render_config(config_tree(section), "json").encode())
     (out / NOTICE).write_bytes(notice.encode())
     voices = Speech(work / "corpus", "voices")
