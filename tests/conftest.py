@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ from personaplex_cli.config.tree import PersonaPlexConfig
 from personaplex_cli.model.lm import Lm
 
 GOLDEN = Path(__file__).parent / "golden"
+UNTRAINED = GOLDEN / "untrained"
+"""The model of commands that name none. Its tokens vary at every frame; a trained one is mostly silent."""
+os.environ["PERSONAPLEX_MODEL"] = str(UNTRAINED)
 CPU = torch.device("cpu")
 
 

@@ -20,14 +20,13 @@ from personaplex_cli.engine.sampling import Draws
 from personaplex_cli.engine.slots import Slots
 from personaplex_cli.errors import SettingsError
 from personaplex_cli.estimate import random_lm
-from personaplex_cli.model.checkpoint import EMBEDDED
 from personaplex_cli.model.lm import Lm
 from personaplex_cli.settings import Sampling
-from tests.conftest import CPU
+from tests.conftest import CPU, UNTRAINED
 from tests.helpers import converted, personaplex, record
 
 FEW = ["--prompt-frames", "12", "--frames", "3"]
-EMBEDDED_CONFIG = EMBEDDED / "config.json"
+UNTRAINED_CONFIG = UNTRAINED / "config.json"
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +57,7 @@ def test_the_json_tells_the_machine_the_model_and_a_row_a_batch_size() -> None:
     assert set(told["machine"]) == {
         *("device", "cores", "threads", "memory_bytes", "system", "python", "torch", "bytes_per_second")
     }
-    assert told["model"]["name"] == "embedded"
+    assert told["model"]["name"] == str(UNTRAINED)
     assert (told["model"]["dtype"], told["model"]["layers"]) == ("float32", 3)
     assert [row["batch_size"] for row in told["rows"]] == [1, 3]
     assert [row["position"] for row in told["rows"]] == [11, 11]
@@ -74,7 +73,7 @@ def test_the_json_tells_the_machine_the_model_and_a_row_a_batch_size() -> None:
 def test_figures_that_follow_from_others_do_so() -> None:
     told = report("--batch-size", "4", *FEW)
     (row,) = told["rows"]
-    config = load_config(EMBEDDED).config
+    config = load_config(UNTRAINED).config
     assert row["bound_ms"] == pytest.approx(row["linear_ms"] + row["kv_ms"])
     assert row["step_over_bound"] == pytest.approx(row["step_ms"] / row["bound_ms"])
     assert row["codec_ms"] == pytest.approx(row["encode_ms"] + row["decode_ms"])
@@ -96,7 +95,7 @@ def test_the_parts_add_up_to_about_the_step() -> None:
 
 
 def test_without_weights_a_model_of_any_size_is_measured() -> None:
-    sizes = ["--config", EMBEDDED_CONFIG, "--set", "temporal_config.num_hidden_layers=1"]
+    sizes = ["--config", UNTRAINED_CONFIG, "--set", "temporal_config.num_hidden_layers=1"]
     told = report("--random-weights", *sizes, "--dtype", "bfloat16", "--batch-size", "2", *FEW)
     assert told["model"]["name"] == "random weights"
     assert (told["model"]["dtype"], told["model"]["layers"]) == ("bfloat16", 1)
@@ -104,7 +103,7 @@ def test_without_weights_a_model_of_any_size_is_measured() -> None:
 
 
 def test_int8_is_measured_as_any_other_type() -> None:
-    sizes = ["--random-weights", "--config", EMBEDDED_CONFIG, "--batch-size", "2", *FEW]
+    sizes = ["--random-weights", "--config", UNTRAINED_CONFIG, "--batch-size", "2", *FEW]
     int8, half = (report(*sizes, "--dtype", dtype)["model"] for dtype in ("int8", "bfloat16"))
     assert int8["dtype"] == "int8"
     assert 2 * int8["linear_bytes"] == half["linear_bytes"]
@@ -116,7 +115,7 @@ def test_the_table_has_a_line_a_batch_size_below_machine_and_model() -> None:
     assert result.exit_code == 0, result.output
     machine, model, empty, header, *rows = result.stdout.splitlines()
     assert f"torch {torch.__version__}" in machine
-    assert model.startswith("embedded: 6 layers, ")
+    assert model.startswith(f"{UNTRAINED}: 3 layers, ")
     assert empty == ""
     assert header.split()[:3] == ["batch", "prompt", "ms"]
     assert [row.split()[0] for row in rows] == ["1", "2"]
@@ -145,7 +144,7 @@ def test_the_bound_is_over_all_linear_layers(tiny_lm: Lm) -> None:
 
 def test_the_report_counts_the_bytes_that_every_step_reads() -> None:
     told = report("--batch-size", "1", *FEW)["model"]
-    assert told["linear_bytes"] == linear_bytes_by_hand(load_config(EMBEDDED).config)
+    assert told["linear_bytes"] == linear_bytes_by_hand(load_config(UNTRAINED).config)
 
 
 def test_the_bound_multiplies_just_what_a_step_multiplies(tiny_lm: Lm) -> None:
@@ -217,7 +216,7 @@ def test_a_turn_outlasts_all_that_is_timed(tiny_config: PersonaPlexConfig) -> No
 
 
 def test_random_weights_are_of_the_usual_size_and_no_two_rows_are_alike() -> None:
-    config = load_config(EMBEDDED).config
+    config = load_config(UNTRAINED).config
     weights = random_lm(config, "float32", CPU).state_dict()
     assert {name: tuple(weight.shape) for name, weight in weights.items()} == expected_tensors(config, 8)
     for name, weight in weights.items():
@@ -230,7 +229,7 @@ def test_random_weights_are_of_the_usual_size_and_no_two_rows_are_alike() -> Non
 
 def test_the_recipe_writes_a_folder_that_converts(tmp_path: Path) -> None:
     path = Path(__file__).parents[1] / "recipes" / "random_checkpoint.py"
-    runpy.run_path(str(path))["build"](tmp_path / "model", load_config(EMBEDDED).config)
+    runpy.run_path(str(path))["build"](tmp_path / "model", load_config(UNTRAINED).config)
     record(tmp_path / "in" / "a.wav")
     result = converted(tmp_path / "in", tmp_path / "out", "--model", tmp_path / "model", "--json")
     assert json.loads(result.stdout)["status"] == "converted"

@@ -27,13 +27,13 @@ from personaplex_cli import schedule as schedule_module
 from personaplex_cli.convert import Run
 from personaplex_cli.files.jobs import plan_jobs
 from personaplex_cli.files.runlog import RunLog
-from personaplex_cli.model.checkpoint import EMBEDDED, open_checkpoint
+from personaplex_cli.model.checkpoint import open_checkpoint
 from personaplex_cli.prompt import Voice, make_prompt, read_voice_file
 from personaplex_cli.record import Facts
 from personaplex_cli.schedule import make_schedule
 from personaplex_cli.settings import Batching, Choices, Device, Persona
 from personaplex_cli.studio import Studio
-from tests.conftest import GOLDEN
+from tests.conftest import GOLDEN, UNTRAINED
 from tests.flat import cost_of
 from tests.helpers import (
     DUMP,
@@ -333,12 +333,12 @@ def test_json_lines_are_those_of_the_run_log_and_nothing_else_is_on_standard_out
     ]
     assert lines["b/c.wav"]["outputs"] == ["b/c.wav", f"b/c{DUMP}", "b/c.json"]
     assert (lines["b/c.wav"]["audio_seconds"], lines["b/c.wav"]["source_sample_rate"]) == (0.2, 8000)
-    assert "answers calls to small businesses" in result.stderr
+    assert "is untrained" in result.stderr
     assert re.search(r"batch size 3 \(cpu, float32\)", result.stderr) or torch.cuda.is_available()
 
 
 def test_quiet_says_nothing_but_the_models_notice_and_failures(recordings: Path, tmp_path: Path) -> None:
-    notice = (EMBEDDED / "NOTICE.txt").read_text(encoding="utf-8").strip()
+    notice = (UNTRAINED / "NOTICE.txt").read_text(encoding="utf-8").strip()
     result = converted(recordings / "a.wav", tmp_path / "out", "--quiet")
     assert result.output == f"{notice}\n"
     (tmp_path / "bad.wav").write_text("no audio")
@@ -422,7 +422,7 @@ def test_on_the_stream_timeline_the_dump_stays_aligned_and_only_the_wav_is_late(
     assert {name: tokens.tolist() for name, tokens in aligned.items()} == {
         name: tokens.tolist() for name, tokens in stream.items()
     }
-    studio = Studio(open_checkpoint("embedded"), Device("cpu"))
+    studio = Studio(open_checkpoint(str(UNTRAINED)), Device("cpu"))
     silence = torch.tensor(studio.config.mimi_config.silence_codes)[:, None]
     codes = torch.cat([silence, torch.from_numpy(stream["agent"])[:, :-1]], dim=1)
     heard = np.concatenate([rows[0] for rows in studio.codec.decode([codes])])
@@ -670,7 +670,7 @@ def test_200_files_with_two_personas_are_answered_as_each_of_them_alone(tmp_path
     converted(manifest, tmp_path / "together", "--device", "cpu", "--batch-size", 8, "--quiet")
     together = outputs_in(tmp_path / "together")
 
-    studio = Studio(open_checkpoint("embedded"), Device("cpu"))
+    studio = Studio(open_checkpoint(str(UNTRAINED)), Device("cpu"))
 
     def alone(batch_size: int, every: int) -> dict[str, bytes]:
         out = tmp_path / f"alone_{batch_size}"

@@ -26,7 +26,7 @@ from personaplex_cli.model.device import (
 from personaplex_cli.prompt import load_voice
 from personaplex_cli.settings import Device, DeviceName, DtypeName
 from personaplex_cli.studio import CODEC_BYTES, MEMORY_SHARE, MOST_SLOTS, Studio
-from tests.conftest import GOLDEN
+from tests.conftest import GOLDEN, UNTRAINED
 from tests.helpers import converted, personaplex, record_all, whole_replies
 
 PUBLISHED = PersonaPlexConfig()
@@ -187,7 +187,7 @@ def test_a_batch_that_was_asked_for_shrinks_to_what_the_memory_holds(monkeypatch
 
 def short_of_memory(monkeypatch: pytest.MonkeyPatch, n_slots: float) -> None:
     """Let so many slots of 0.2 s with no prompt but its silences find room beside the embedded model."""
-    checkpoint = open_checkpoint("embedded")
+    checkpoint = open_checkpoint(str(UNTRAINED))
     monkeypatch.setattr(studio_module, "free_bytes", lambda _: 0)
     studio = Studio(checkpoint, Device("cpu"))
     slot = kv_bytes_per_frame(checkpoint.config, "float32") * columns_for(3 + 12, checkpoint.config)

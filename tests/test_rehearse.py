@@ -16,6 +16,7 @@ from personaplex_cli.estimate import few_layers_seconds, step_seconds, steps_in_
 from personaplex_cli.model.checkpoint import open_checkpoint
 from personaplex_cli.settings import Device, Sampling
 from personaplex_cli.studio import Studio
+from tests.conftest import UNTRAINED
 from tests.helpers import converted, log_of, outputs_in, personaplex, record, record_all
 
 
@@ -105,21 +106,21 @@ def test_a_step_costs_what_its_layers_cost(monkeypatch: pytest.MonkeyPatch) -> N
     def linear(_studio: Studio, n_layers: int, *_: object) -> float:
         return 10.0 + 3.0 * n_layers
 
-    studio = Studio(open_checkpoint("embedded"), Device("cpu"))
+    studio = Studio(open_checkpoint(str(UNTRAINED)), Device("cpu"))
     n_layers = studio.config.temporal_config.num_hidden_layers
     monkeypatch.setattr(estimate, "few_layers_seconds", linear)
     assert step_seconds(studio, 4, 100, Sampling()) == 10.0 + 3.0 * n_layers
 
 
 def test_more_slots_that_stand_later_cost_more() -> None:
-    studio = Studio(open_checkpoint("embedded"), Device("cpu"))
+    studio = Studio(open_checkpoint(str(UNTRAINED)), Device("cpu"))
     few = few_layers_seconds(studio, 2, 1, 50, Sampling())
     many = few_layers_seconds(studio, 2, 256, 2000, Sampling())
     assert 0 < 2 * few < many
 
 
 def test_a_turn_to_be_timed_stands_where_it_is_asked_for() -> None:
-    config = open_checkpoint("embedded").config
+    config = open_checkpoint(str(UNTRAINED)).config
     turn = turn_at(77, config)
     assert turn.n_positions == 77 + turn.n_frames
     assert turn.live.shape == (config.n_streams, turn.n_steps + 1)

@@ -27,9 +27,11 @@ from recipes.embedded.domain import (
     Question,
     Role,
     holes,
+    invented,
     question,
     reply_to,
     role_text,
+    role_values,
     thinned,
 )
 from recipes.embedded.export import config_tree
@@ -204,7 +206,10 @@ class Dialogues:
 
         how to copy is learnt here.
         """
-        role = self.role(self.rng.choice(list(VOICES.values())), None)
+        role = role_values(self.rng, unseen=False)
+        if self.rng.random() < 0.5:
+            role = invented(role, self.rng)
+        role = thinned(role, self.rng)
         prompt = self.prompt(self.rng.choice(list(VOICES.values())), role_text(role, self.rng))
         said: list[int] = []
         intents = [

@@ -144,6 +144,24 @@ def thinned(role: Role, rng: random.Random) -> Role:
     return replace(role, **lost)
 
 
+def invented(role: Role, rng: random.Random) -> Role:
+    """The role with made-up names, such as nobody has: what cannot be known must be read."""
+    number, _, road = str(role.address).rsplit(" ", 2)
+    return replace(
+        role,
+        name=made_up(rng),
+        business=f"{made_up(rng)} {str(role.business).split()[-1]}",
+        address=f"{number} {made_up(rng)} {road}",
+    )
+
+
+def made_up(rng: random.Random) -> str:
+    """A word that might be a name: Tobel, Ramisto."""
+    syllables = [rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") + rng.choice(["", "", *"lmnrst"])
+                 for _ in range(rng.randint(2, 3))]  # fmt: skip
+    return "".join(syllables).capitalize()
+
+
 PLAIN_ROLES = [
     "You are a wise and friendly teacher. Answer questions or provide advice in a clear and engaging way.",
     "You enjoy having a good conversation.",

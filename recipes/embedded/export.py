@@ -110,8 +110,8 @@ def steady_codes(codec: Codec, frame: Pcm) -> tuple[int, ...]:
 
 
 TEXT_SHARPNESS, CODE_SHARPNESS = 2.5, 1.5
-"""Logits are multiplied by these. The default temperatures are those of a model of 7 billion parameters, which
-is far surer of itself: at them, a small one would say what it merely thinks possible."""
+"""Logits are multiplied by these. The default temperatures are those of a model of 7 billion parameters, far
+surer of itself: at them, a small one would say what it merely thinks possible."""
 
 
 def lm_tensors(state: dict[str, Tensor], text: float, codes: float) -> dict[str, Tensor]:
