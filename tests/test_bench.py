@@ -20,6 +20,7 @@ from personaplex_cli.engine.sampling import Draws
 from personaplex_cli.engine.slots import Slots
 from personaplex_cli.errors import SettingsError
 from personaplex_cli.estimate import random_lm
+from personaplex_cli.model.checkpoint import EMBEDDED
 from personaplex_cli.model.lm import Lm
 from personaplex_cli.settings import Sampling
 from tests.conftest import CPU, UNTRAINED
@@ -229,7 +230,7 @@ def test_random_weights_are_of_the_usual_size_and_no_two_rows_are_alike() -> Non
 
 def test_the_recipe_writes_a_folder_that_converts(tmp_path: Path) -> None:
     path = Path(__file__).parents[1] / "recipes" / "random_checkpoint.py"
-    runpy.run_path(str(path))["build"](tmp_path / "model", load_config(UNTRAINED).config)
+    runpy.run_path(str(path))["build"](tmp_path / "model", load_config(EMBEDDED).config)
     record(tmp_path / "in" / "a.wav")
     result = converted(tmp_path / "in", tmp_path / "out", "--model", tmp_path / "model", "--json")
     assert json.loads(result.stdout)["status"] == "converted"

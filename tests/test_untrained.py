@@ -73,7 +73,7 @@ def test_a_reply_has_varied_codes_and_pads_most_frames_but_not_all() -> None:
     codec = Codec(checkpoint.mimi, config.mimi_config, CPU)
     lm = load_lm(checkpoint.weights, config, dtype=torch.float32, device=CPU)
     prompts = PromptMaker(config, codec, Tokenizer(checkpoint.tokenizer, config), checkpoint.voices)
-    heard = codec.encode([[sound(12.0, seed=1)]])[0]
+    heard = codec.encode([[sound(12.0, seed=1).astype(np.float32)]])[0]
     turn = lay_out(prompts.prompt_of(Persona()), heard, config, seed=1)
     (reply,) = generate(lm, [turn], n_slots=1, sampling=Sampling())
     assert isinstance(reply, Reply)
