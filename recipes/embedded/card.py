@@ -23,7 +23,7 @@ without a download, and so that tests and demonstrations are about speech.
 
 **What it does.** It answers the telephone of a small business. It greets, says its name, its business,
 the opening hours, the address and a price, takes an order or an appointment for a day of the week, says
-how one can pay, thanks and says goodbye; what it does not know it says that it does not know. Its role
+how one can pay, thanks and says goodbye; how often it does so rightly, the table below tells. Its role
 must be written like PersonaPlex's own service roles:
 
     You work for Golden Bakery which is a bakery and your name is Monica. Information: Open from seven to
