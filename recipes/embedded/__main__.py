@@ -111,14 +111,13 @@ def pieces(work: Path, _: Scale) -> None:
         vocabulary.train(work)
 
 
-def exported(work: Path, scale: Scale) -> None:
+def exported(work: Path, _: Scale) -> None:
     """The model's files."""
     section = PersonaPlexMimiConfig.model_validate_json((work / "mimi.json").read_text())
     refined = work / "mimi-refined.safetensors"
     export.write_codec(codec.load(work, "mimi-refined.pt"), refined)
     state = torch.load(work / "lm.pt", weights_only=True)
     export.write(work / "model", state, refined, section, work, card.NOTICE)
-    del scale
 
 
 def evaluated(work: Path, scale: Scale) -> None:

@@ -156,7 +156,7 @@ def make(corpus: Path, folder: Path, mimi: Any, n_calls: int) -> None:
             "text": entry["text"],
             "onsets": entry["onsets"],
             "codes": codes,
-            **{key: entry["about"][key] for key in ("intent", "template", "role")},
+            **{key: entry["about"][key] for key in ("template", "role")},
         }
         for entry, codes in zip(agents.entries, replies, strict=True)
     ]

@@ -170,7 +170,7 @@ class Dialogues:
         weights = torch.ones(n_frames)
         intents = torch.full((n_frames,), NOTHING)
         heard = torch.full((n_frames,), NOTHING)
-        for one, begin, end in asked:
+        for one, _, end in asked:
             # Somewhat early is what people do, and late is what they mind.
             start = end + self.rng.randint(2, 5)
             if start >= n_frames:
@@ -180,7 +180,6 @@ class Dialogues:
             heard[end : start + 1] = self.text_numbers[one.text]
             text, _ = reply_to(one, role)
             self.speak(given, weights, speaking, self.said[voice, text], start)
-            del begin
         return self.row(prompt, given, weights, speaking, intents, heard)
 
     def speak(self, given: Tensor, weights: Tensor, speaking: Tensor, reply: Any, start: int) -> None:
