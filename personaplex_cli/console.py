@@ -190,7 +190,7 @@ def show_forecast(forecast: Forecast, *, as_json: bool) -> None:
             "batch_size": reckoning and reckoning.n_slots,
             "memory_bytes": reckoning and reckoning.n_bytes,
             "free_bytes": reckoning and reckoning.n_free,
-            "wall_seconds": round(forecast.wall_seconds, 1),
+            "wall_seconds": round(forecast.wall_seconds, 3),
         }
         sys.stdout.buffer.write(json_bytes(what) + b"\n")
         return
