@@ -29,16 +29,9 @@ pytest.importorskip("faker", reason="the recipe's packages are not installed: pi
 
 from recipes.embedded import codec as training_codec  # noqa: E402
 from recipes.embedded import evaluate, export, lm  # noqa: E402
-from recipes.embedded.domain import (  # noqa: E402
-    INTENTS,
-    Question,
-    Role,
-    is_unseen,
-    question,
-    reply_to,
-    role_text,
-    role_values,
-)
+from recipes.embedded.domain import Role, is_unseen, role_text, role_values  # noqa: E402
+from recipes.embedded.hearing import words  # noqa: E402
+from recipes.embedded.intents import INTENTS, Intent, Question, question, reply_to  # noqa: E402
 
 
 def run_recipe(work: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -175,12 +168,26 @@ def test_unseen_values_are_never_met_in_training() -> None:
         assert is_unseen(str(unseen.business).split()[0])
 
 
+def plain(phrasing: str) -> str:
+    return " ".join(words(phrasing.replace("what's", "what is").replace("I'd", "I would")))
+
+
 def test_no_phrasing_is_in_two_parts() -> None:
+    rng = random.Random(1)
     for intent in INTENTS.values():
-        assert len({*intent.train, *intent.dev, *intent.test}) == sum(
-            len(part) for part in (intent.train, intent.dev, intent.test)
-        )
-        assert len(intent.test) >= 3
+        dev, test = set(map(plain, intent.dev)), set(map(plain, intent.test))
+        train = {plain(intent.phrasing("train", rng)) for _ in range(400)}
+        assert not dev & test
+        assert not train & (dev | test)
+        assert len(test) >= 3
+        assert len(train) >= 30
+
+
+def test_a_group_of_a_phrasing_is_one_of_its_ways() -> None:
+    rng = random.Random(1)
+    intent = Intent((), ("a (red|blue) (ball|) for {item}",))
+    said = {intent.phrasing("train", rng) for _ in range(100)}
+    assert said == {f"a {colour} {thing} for {{item}}" for colour in ("red", "blue") for thing in ("ball", "")}
 
 
 def test_who_does_not_know_says_so() -> None:

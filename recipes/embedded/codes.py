@@ -22,8 +22,9 @@ from personaplex_cli.audio.codec import Codec
 from personaplex_cli.audio.pcm import Pcm, read_voice
 from personaplex_cli.config.tree import PersonaPlexMimiConfig
 from recipes.embedded.corpus import WORKERS, Speech
-from recipes.embedded.domain import INTENTS, Part, Question
+from recipes.embedded.domain import Part
 from recipes.embedded.export import write_codec
+from recipes.embedded.intents import INTENTS, Question
 from recipes.embedded.speech import FRAME, RATE, over_the_line
 
 CALL_FRAMES = 320

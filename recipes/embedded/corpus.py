@@ -17,20 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embedded.domain import (
-    DAYS,
-    INTENTS,
-    NUMBERS,
-    UNKNOWN,
-    VOICE_SENTENCES,
-    VOICES,
-    Part,
-    Role,
-    holes,
-    of_part,
-    question,
-    role_values,
-)
+from recipes.embedded.domain import DAYS, NUMBERS, VOICE_SENTENCES, VOICES, Part, Role, of_part, role_values
+from recipes.embedded.intents import INTENTS, UNKNOWN, holes, question
 from recipes.embedded.speech import FRAME, Pcm, Voice, onsets, users_voice, with_phones
 
 WORKERS = 2

@@ -21,21 +21,10 @@ from personaplex_cli.engine.turns import FREE, add_delays
 from personaplex_cli.prompt import SILENCE_SECONDS, phase
 from personaplex_cli.text import tag_role
 from recipes.embedded import codes
-from recipes.embedded.domain import (
-    INTENTS,
-    VOICES,
-    Question,
-    Role,
-    holes,
-    invented,
-    question,
-    reply_to,
-    role_text,
-    role_values,
-    thinned,
-)
+from recipes.embedded.domain import VOICES, Role, invented, role_text, role_values, thinned
 from recipes.embedded.export import config_tree
 from recipes.embedded.hearing import words
+from recipes.embedded.intents import INTENTS, Question, holes, question, reply_to
 from recipes.embedded.vocabulary import EPAD, PAD
 
 N_POSITIONS = 416

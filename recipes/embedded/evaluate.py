@@ -25,19 +25,9 @@ import soundfile
 
 from personaplex_cli.audio.pcm import Pcm
 from recipes.embedded.codes import Agents, Asked, Questions, call
-from recipes.embedded.domain import (
-    INTENTS,
-    VOICES,
-    Part,
-    Role,
-    holes,
-    question,
-    reply_to,
-    role_text,
-    role_values,
-    thinned,
-)
+from recipes.embedded.domain import VOICES, Part, Role, role_text, role_values, thinned
 from recipes.embedded.hearing import Ears, knows, words
+from recipes.embedded.intents import INTENTS, holes, question, reply_to
 from recipes.embedded.speech import FRAME, RATE
 
 QUIET = 0.005

@@ -17,7 +17,8 @@ import soundfile
 import soxr
 
 from personaplex_cli.audio.pcm import Pcm
-from recipes.embedded.domain import Question, Role, reply_to
+from recipes.embedded.domain import Role
+from recipes.embedded.intents import Question, reply_to
 from recipes.embedded.speech import RATE, Voice, noise, spoken, telephone
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import sentencepiece
 
-from recipes.embedded.domain import INTENTS, question, reply_to, role_text, role_values
+from recipes.embedded.domain import role_text, role_values
+from recipes.embedded.intents import INTENTS, question, reply_to
 
 N_PIECES = 768
 EPAD, PAD = 0, 3
