@@ -187,7 +187,9 @@ def test_a_group_of_a_phrasing_is_one_of_its_ways() -> None:
     rng = random.Random(1)
     intent = Intent((), ("a (red|blue) (ball|) for {item}",))
     said = {intent.phrasing("train", rng) for _ in range(100)}
-    assert said == {f"a {colour} {thing} for {{item}}" for colour in ("red", "blue") for thing in ("ball", "")}
+    assert said == {
+        f"a {colour} {thing} for {{item}}" for colour in ("red", "blue") for thing in ("ball", "")
+    }
 
 
 def test_who_does_not_know_says_so() -> None:

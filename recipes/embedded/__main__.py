@@ -46,13 +46,13 @@ class Scale:
 SCALES = {
     "full": Scale(
         n_roles=600,
-        n_questions=20_000,
+        n_questions=24_000,
         n_heard=600,
         n_words=1_200,
-        codec_steps=3_000,
+        codec_steps=4_600,
         decoder_steps=3_000,
-        n_calls=6_000,
-        lm_steps=8_000,
+        n_calls=7_000,
+        lm_steps=6_300,
         evaluated_calls=64,
         n_workers=2,
     ),

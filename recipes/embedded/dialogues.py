@@ -160,8 +160,8 @@ class Dialogues:
         intents = torch.full((n_frames,), NOTHING)
         heard = torch.full((n_frames,), NOTHING)
         for one, _, end in asked:
-            # Somewhat early is what people do, and late is what they mind.
-            start = end + self.rng.randint(2, 5)
+            # Later than at a pause between a question's words, and no later than people mind.
+            start = end + self.rng.randint(3, 5)
             if start >= n_frames:
                 break
             # The last sounds of a question tell most.

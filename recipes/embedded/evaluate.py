@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ import soundfile
 
 from personaplex_cli.audio.pcm import Pcm
 from recipes.embedded.codes import Agents, Asked, Questions, call
+from recipes.embedded.corpus import WORKERS
 from recipes.embedded.domain import VOICES, Part, Role, role_text, role_values, thinned
 from recipes.embedded.hearing import Ears, knows, words
 from recipes.embedded.intents import INTENTS, holes, question, reply_to
@@ -105,9 +107,19 @@ def a_role(rng: random.Random, item: str | None, *, unseen: bool) -> Role:
 def judge(calls: list[Call], out: Path, model: Path) -> list[Turn]:
     """Every turn of every call."""
     said = {one.name: transcript(out / f"{one.name}.json") for one in calls}
-    ears = Ears(sentences(calls, said))
     border = pitch_border(model)
-    return [turn for one in calls for turn in turns_of(one, said[one.name], out, ears, border)]
+    with ProcessPoolExecutor(WORKERS, initializer=open_ears, initargs=(sentences(calls, said),)) as pool:
+        judged = [pool.submit(turns_of, one, said[one.name], out, border) for one in calls]
+        return [turn for turns in judged for turn in turns.result()]
+
+
+ears: Ears
+
+
+def open_ears(sentences: list[str]) -> None:
+    """Each process has its own."""
+    global ears
+    ears = Ears(sentences)
 
 
 def transcript(path: Path) -> list[tuple[str, float]]:
@@ -141,7 +153,7 @@ def sentences(calls: list[Call], said: dict[str, list[tuple[str, float]]]) -> li
     return [one for one in possible if words(one) and all(map(knows, words(one)))]
 
 
-def turns_of(one: Call, said: list[tuple[str, float]], out: Path, ears: Ears, border: float) -> list[Turn]:
+def turns_of(one: Call, said: list[tuple[str, float]], out: Path, border: float) -> list[Turn]:
     """One call's turns."""
     pcm, _ = soundfile.read(out / f"{one.name}.wav", dtype="float32")
     turns = []
@@ -250,7 +262,9 @@ def shares(turns: list[Turn]) -> list[Share]:
 
     return [
         share("reply of the right kind", [turn.right_kind for turn in turns]),
-        share("facts right in those", [turn.facts_right for turn in turns if not turn.unseen]),
+        share(
+            "facts right, values seen in training", [turn.facts_right for turn in turns if not turn.unseen]
+        ),
         share("facts right, values unseen in training", [turn.facts_right for turn in turns if turn.unseen]),
         share("exactly the expected reply", [turn.said == turn.expected for turn in turns]),
         share(
