@@ -28,6 +28,8 @@ from recipes.embedded.intents import INTENTS, Question
 from recipes.embedded.speech import FRAME, RATE, over_the_line
 
 CALL_FRAMES = 320
+SHORTEST_PAUSE = 8
+"""Frames that a user leaves besides those of the longest reply: the agent needs some before it begins."""
 LEAD_FRAMES = 12
 """Silence before an agent's reply while it is coded: the codec has heard nothing else for a while."""
 TAIL_FRAMES = 3
@@ -68,10 +70,14 @@ class Agents:
     def __init__(self, corpus: Path) -> None:
         self.speech = Speech(corpus, "agents")
         self.items = sorted({entry["about"]["role"]["item"] for entry in self.speech.entries} - {None})
-        self.frames: defaultdict[str, int] = defaultdict(int)
+        longest: defaultdict[str, int] = defaultdict(int)
         for entry in self.speech.entries:
-            n_frames, intent = -(-entry["n_samples"] // FRAME), entry["about"]["intent"]
-            self.frames[intent] = max(self.frames[intent], n_frames)
+            n_frames, template = -(-entry["n_samples"] // FRAME), entry["about"]["template"]
+            longest[template] = max(longest[template], n_frames)
+        # Intents share a reply: that something is not known.
+        self.frames = {
+            name: max(longest[reply] for reply in intent.replies) for name, intent in INTENTS.items()
+        }
 
 
 def call(questions: Questions, agents: Agents, seed: int) -> tuple[Pcm, list[Asked]]:
@@ -87,11 +93,12 @@ def call(questions: Questions, agents: Agents, seed: int) -> tuple[Pcm, list[Ask
         intent = "hello" if greets and not asked else rng.choice(possible)
         asking, spoken = questions.choose(intent, item, rng)
         end = at + len(spoken)
-        if end > len(pcm) - 8 * FRAME:
+        if end + (agents.frames[intent] + SHORTEST_PAUSE) * FRAME > len(pcm):
             break
         pcm[at:end] = spoken
         asked.append(Asked(asking, at // FRAME, -(-end // FRAME)))
-        at = end + (agents.frames[intent] + rng.randrange(8, 26)) * FRAME + rng.randrange(FRAME)
+        pause = agents.frames[intent] + rng.randrange(SHORTEST_PAUSE, 26)
+        at = end + pause * FRAME + rng.randrange(FRAME)
     return over_the_line(pcm, numbers), asked
 
 
