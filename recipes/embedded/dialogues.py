@@ -108,14 +108,10 @@ class Dialogues:
             return Role(**self.rng.choice(self.pools[voice, template])["role"])
 
         greeting = of("Hello, this is {name} from {business}. How can I help you?")
-        price = of("{Item} costs {price} dollars.")
-        if item and price.item != item:
-            fitting = [
-                one
-                for one in self.pools[voice, "{Item} costs {price} dollars."]
-                if one["role"]["item"] == item
-            ]
-            price = Role(**self.rng.choice(fitting)["role"])
+        priced = [one["role"] for one in self.pools[voice, "{Item} costs {price} dollars."]]
+        fitting = [one for one in priced if item in (None, one["item"])]
+        # What this voice has never priced, its role does not sell.
+        price = Role(**self.rng.choice(fitting)) if fitting else Role()
         hours, where = of("We are open from {opens} to {closes}."), of("Our address is {address}.")
         return thinned(
             Role(
