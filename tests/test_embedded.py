@@ -227,7 +227,7 @@ def test_the_calls_are_answered(replies: Path) -> None:
     ]
     assert len(fitting) == 9
     # Elsewhere a sum may be rounded otherwise, and a draw fall elsewhere.
-    assert sum(fitting) >= 4
+    assert sum(fitting) >= 5
 
 
 def test_the_agent_is_quiet_until_it_is_asked(replies: Path) -> None:

@@ -86,8 +86,8 @@ def agents(n_roles: int) -> Iterator[Utterance]:
         rng = random.Random(f"agent {voice}")
         roles = [role_values(rng, unseen=False) for _ in range(n_roles)]
         said: set[str] = set()
-        for intent, kind in INTENTS.items():
-            for template in dict.fromkeys((*kind.replies, UNKNOWN)):
+        for intent in INTENTS.values():
+            for template in dict.fromkeys((*intent.replies, UNKNOWN)):
                 for role, day in zip([*roles, *[Role()] * len(DAYS)], cycle(DAYS), strict=False):
                     known = {**role.facts, "day": day}
                     if not holes(template) <= known.keys():
@@ -95,7 +95,7 @@ def agents(n_roles: int) -> Iterator[Utterance]:
                     text = template.format(**known)
                     if text not in said:
                         said.add(text)
-                        about = {"agent": True, "template": template, "intent": intent, "role": asdict(role)}
+                        about = {"agent": True, "template": template, "role": asdict(role)}
                         yield Utterance(text, Voice("flite", voice), about)
 
 

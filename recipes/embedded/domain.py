@@ -1,8 +1,7 @@
-"""What is said: calls to small businesses. Roles with their facts, users' questions, agents' replies.
+"""Who answers: small businesses, their roles with the facts in them, and the agent's voices.
 
 A `Role` is the facts that a role prompt carries. Its values (names, businesses, hours, addresses, prices) are
-in two parts: some are met in training, some never are (`unseen`). Users' phrasings are in three parts:
-`train`, `dev` (for tuning) and `test` (for the final figures alone).
+in two parts: some are met in training, some never are (`unseen`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 import string
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 
 from recipes.embedded.domain import DAYS, KINDS, Part, Role
@@ -27,8 +27,8 @@ class Intent:
 
     replies: tuple[str, ...]
     train: tuple[str, ...]
-    dev: tuple[str, ...] = field(default=())
-    test: tuple[str, ...] = field(default=())
+    dev: tuple[str, ...] = ()
+    test: tuple[str, ...] = ()
 
     def phrasing(self, part: Part, rng: random.Random) -> str:
         """One way in which users of a part put it; none of another part's."""
