@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import TypeAlias
 
@@ -29,7 +30,7 @@ from personaplex_cli.config.facts import (
 )
 from personaplex_cli.config.tree import PersonaPlexConfig
 from personaplex_cli.engine.sampling import Draws, pick_token, settle
-from personaplex_cli.engine.slots import STEPS_A_BLOCK, Slots, columns_for
+from personaplex_cli.engine.slots import STEPS_A_BLOCK, Slots, columns_for, frames_apart
 from personaplex_cli.engine.step import reaches_of, read_prompt
 from personaplex_cli.engine.turns import Prompt, Turn, add_delays, lay_out
 from personaplex_cli.errors import SettingsError
@@ -60,19 +61,23 @@ Work: TypeAlias = Callable[[], object]
 
 @dataclass(frozen=True)
 class Load:
-    """What is timed: batch sizes, frames of the prompt, steps, and where in a turn the first step stands."""
+    """What is timed: batch sizes, frames of the prompt, steps, where in a turn the first step stands, and how
+    many personas the slots have among them."""
 
     batch_sizes: tuple[int, ...] = (1, 8, 16, 32)
     n_prompt_frames: int = 150
     n_frames: int = 20
     position: int | None = None
     """Frames before the first step, prompt included. None = just behind the prompt."""
+    n_personas: int = 1
 
     def __post_init__(self) -> None:
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise SettingsError("--batch-size: must be whole numbers from 1 on, with commas between")
         if self.n_prompt_frames < 2 or self.n_frames < 1:
             raise SettingsError("--prompt-frames must be at least 2, --frames at least 1")
+        if self.n_personas < 1:
+            raise SettingsError("--personas must be at least 1")
         if self.position is not None and self.position < self.n_prompt_frames:
             raise SettingsError(f"--position {self.position}: must not be within the prompt")
 
@@ -143,8 +148,8 @@ class Row:
     batch_size: int
     position: int
     prompt_ms: float
-    """Reading a prompt and laying its memory into a slot."""
-    copy_ms: float
+    """Reading a prompt for a slot."""
+    again_ms: float
     """The same for the next job of this persona."""
     step_ms: float
     """One step as `convert` makes it."""
@@ -207,17 +212,21 @@ def random_subject(config: PersonaPlexConfig, device: Device) -> Subject:
     return Subject(RANDOM, config, where, dtype_name, lm, Codec(None, config.mimi_config, where))
 
 
-def random_turn(config: PersonaPlexConfig, load: Load) -> Turn:
-    """A prompt of random tokens and a user who says random codes."""
+def random_turns(config: PersonaPlexConfig, load: Load) -> list[Turn]:
+    """Prompts of random tokens, one a persona, and a user who says random codes."""
     generator = torch.Generator().manual_seed(0)
 
     def tokens(n_rows: int, n_frames: int) -> Tensor:
         return torch.randint(config.audio_vocab_size, (n_rows, n_frames), generator=generator)
 
-    given = tokens(config.n_streams, load.n_prompt_frames)
-    given[config.text].remainder_(config.text_vocab_size)
-    prompt = Prompt(add_delays(given, config), load.n_prompt_frames)
-    return lay_out(prompt, tokens(config.n_codebooks, load.n_live_frames), config)
+    user = tokens(config.n_codebooks, load.n_live_frames)
+    turns = []
+    for _ in range(load.n_personas):
+        given = tokens(config.n_streams, load.n_prompt_frames)
+        given[config.text].remainder_(config.text_vocab_size)
+        prompt = Prompt(add_delays(given, config), load.n_prompt_frames)
+        turns.append(lay_out(prompt, user, config))
+    return turns
 
 
 # ---- the measuring ----
@@ -225,9 +234,9 @@ def random_turn(config: PersonaPlexConfig, load: Load) -> Turn:
 
 @dataclass(frozen=True)
 class Common:
-    """What is the same at every batch size: a turn, the memory's speed, and the codec's seconds a frame."""
+    """What is the same at every batch size: turns, the memory's speed, and the codec's seconds a frame."""
 
-    turn: Turn
+    turns: list[Turn]
     bytes_per_second: float
     encode: float
     decode: float
@@ -235,14 +244,14 @@ class Common:
 
 def run_bench(subject: Subject, load: Load, on_row: Callable[[int], None] = lambda _: None) -> Report:
     """Measure every batch size. `on_row` hears which one begins."""
-    turn = random_turn(subject.config, load)
-    check_memory(subject, load, turn)
+    turns = random_turns(subject.config, load)
+    check_memory(subject, load, turns[0])
     decode_dtype = DTYPES[choose_decode_dtype(subject.dtype_name, subject.device)]
     common = Common(
-        turn, read_speed(subject.device), *codec_seconds(subject.codec, decode_dtype, CODEC_FRAMES)
+        turns, read_speed(subject.device), *codec_seconds(subject.codec, decode_dtype, CODEC_FRAMES)
     )
     # What is done for the first time takes longer.
-    read_prompt(subject.lm, turn.prompt)
+    read_prompt(subject.lm, turns[0].prompt)
     rows = []
     for batch_size in load.batch_sizes:
         on_row(batch_size)
@@ -253,7 +262,8 @@ def run_bench(subject: Subject, load: Load, on_row: Callable[[int], None] = lamb
 
 def check_memory(subject: Subject, load: Load, turn: Turn) -> None:
     """Raises SettingsError for batches whose keys and values the memory cannot hold."""
-    columns = columns_for(turn.n_positions, subject.config)
+    n_frames = turn.n_positions - frames_apart(turn.prompt.n_frames, subject.device)
+    columns = columns_for(n_frames, subject.config)
     for batch_size in load.batch_sizes:
         n_bytes = batch_size * columns * kv_bytes_per_frame(subject.config, subject.dtype_name)
         if n_bytes > (free := free_bytes(subject.device)):
@@ -267,15 +277,17 @@ def measure_row(subject: Subject, load: Load, common: Common, batch_size: int) -
     """Everything at one batch size."""
     forget_peak(subject.device)
     slots = Slots(subject.lm, batch_size, Draws.of(Sampling(), subject.config))
-    slots.make_room(common.turn.n_positions)
-    prompt, *copies = [
-        timed(partial(slots.sit, slot, common.turn), subject.device) for slot in (0, *range(batch_size))
+    first = common.turns[0]
+    slots.make_room(first)
+    prompt, *again = [
+        timed(partial(slots.sit, slot, first), subject.device) for slot in (0, *range(batch_size))
     ]
+    take_seats(slots, common.turns)
     stand_at(slots, load.n_skipped)
     parts, position = Parts(slots), slots.occupied[0].position
     ms = median_ms(works_of(slots, parts, load), load.n_rounds, subject.device)
     step = ms["step"] / load.steps_a_round
-    kv_bytes = sum(parts.n_visible) * kv_bytes_per_frame(subject.config, subject.dtype_name)
+    kv_bytes = parts.n_columns * kv_bytes_per_frame(subject.config, subject.dtype_name)
     kv = 1000 * kv_bytes / common.bytes_per_second
     encode, decode = 1000 * common.encode, 1000 * common.decode
     whole = step + batch_size * (encode + decode)
@@ -284,7 +296,7 @@ def measure_row(subject: Subject, load: Load, common: Common, batch_size: int) -
         batch_size=batch_size,
         position=position,
         prompt_ms=1000 * prompt,
-        copy_ms=1000 * statistics.median(copies),
+        again_ms=1000 * statistics.median(again),
         step_ms=step,
         temporal_ms=ms["temporal"],
         depformer_ms=ms["depformer"],
@@ -324,6 +336,12 @@ def median_ms(works: dict[str, Work], n_rounds: int, device: torch.device) -> di
     return {name: 1000 * statistics.median(each[name] for each in rounds) for name in works}
 
 
+def take_seats(slots: Slots, turns: list[Turn]) -> None:
+    """Every slot takes one of the turns, in turns."""
+    for slot, turn in zip(range(len(slots.seats)), cycle(turns), strict=False):
+        slots.sit(slot, turn)
+
+
 def stand_at(slots: Slots, n_skipped: int) -> None:
     """Let every slot stand a frame apart from the next, as in a run where turns begin and end at any time."""
     for slot, seat in enumerate(slots.occupied):
@@ -345,14 +363,21 @@ class Parts:
         block = slots.next_block(1).to(self.lm.device)
         self.columns = slots.columns
         self.forced, self.keys = block.forced[0], block.keys[0]
-        self.positions, self.n_visible = block.positions[0], block.n_visible[0]
+        self.positions, self.frames = block.positions[0], block.frames[0]
+        self.n_visible, self.shared = block.n_visible[0], block.shared[0]
         self.hidden = self.hear()
         self.logits = [self.lm.text_logits(self.hidden), *self.inner_steps()]
+
+    @property
+    def n_columns(self) -> int:
+        """Columns that a step reads: of rings, and of prompts that stand apart."""
+        return sum(self.n_visible) + sum(shared.n_columns for shared in self.shared)
 
     def hear(self) -> Tensor:
         """[B, D]"""
         ring = self.slots.ring
-        memory = RingStep(ring, self.positions, reaches_of(self.lm, ring, self.positions, self.n_visible))
+        reaches = reaches_of(self.lm, ring, self.frames, self.n_visible)
+        memory = RingStep(ring, self.frames, reaches, self.shared)
         return self.lm.hear(self.lm.embed(self.columns)[:, None], self.positions[:, None], memory)[:, 0]
 
     def inner_steps(self) -> Iterator[Tensor]:

@@ -313,6 +313,7 @@ BatchSizes = Annotated[
     str,
     typer.Option("--batch-size", metavar="N,N,...", help="Files answered at once, a row of figures each."),
 ]
+Personas = Annotated[int, typer.Option(help="Different personas in the slots: those alike share a prompt.")]
 PromptFrames = Annotated[int, typer.Option(help="Length of the prompt that is read.")]
 BenchFrames = Annotated[int, typer.Option("--frames", help="Steps that are timed.")]
 Position = Annotated[
@@ -416,6 +417,7 @@ def bench(
     prompt_frames: PromptFrames = 150,
     frames: BenchFrames = 20,
     position: Position = None,
+    personas: Personas = 1,
     device: ModelDevice = DeviceChoice.auto,
     dtype: ModelDtype = DtypeChoice.auto,
     as_json: BenchJson = False,
@@ -430,7 +432,7 @@ def bench(
     from personaplex_cli.model.checkpoint import open_checkpoint
     from personaplex_cli.settings import Device
 
-    load = Load(batch_sizes, prompt_frames, frames, position)
+    load = Load(batch_sizes, prompt_frames, frames, position, personas)
     wanted = Device(device.value, dtype.value)
     if random_weights:
         subject = random_subject(load_config(config, overrides or ()).config, wanted)

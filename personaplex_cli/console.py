@@ -38,7 +38,7 @@ BENCH_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "batch": ("batch_size", str),
     **{
         f"{name} ms": (f"{name}_ms", "{:.4g}".format)
-        for name in ("prompt", "copy", "step", "temporal", "depformer", "draw", "host", "bound")
+        for name in ("prompt", "again", "step", "temporal", "depformer", "draw", "host", "bound")
     },
     "step/bound": ("step_over_bound", "{:.2f}".format),
     "encode ms": ("encode_ms", "{:.3g}".format),

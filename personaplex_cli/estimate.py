@@ -6,6 +6,7 @@ import heapq
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import cycle
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from personaplex_cli.config.facts import Shape
 from personaplex_cli.config.tree import PersonaPlexConfig
 from personaplex_cli.engine.sampling import Draws
 from personaplex_cli.engine.slots import Slots
-from personaplex_cli.engine.turns import FREE, Prompt, Turn
+from personaplex_cli.engine.turns import Prompt, Turn, add_delays, lay_out
 from personaplex_cli.model.device import DTYPES
 from personaplex_cli.model.lm import Lm
 from personaplex_cli.model.weights import build_lm
@@ -31,11 +32,14 @@ FEW_LAYERS = (1, 2)
 """Temporal layers of the models that are timed; the others cost what the second adds to the first."""
 
 
-def wall_seconds(studio: Studio, turns: Sequence[tuple[int, int]], n_slots: int, sampling: Sampling) -> float:
+def wall_seconds(
+    studio: Studio, turns: Sequence[tuple[int, int]], n_personas: int, n_slots: int, sampling: Sampling
+) -> float:
     """Of a run over turns of (prompt frames, frames), in their order; loading is not in it."""
     n_prompt = round(statistics.fmean(prompt for prompt, _ in turns))
-    middle = round(statistics.fmean(prompt + frames / 2 for prompt, frames in turns))
-    step = step_seconds(studio, n_slots, max(middle, n_prompt), sampling)
+    middle = round(statistics.fmean(frames / 2 for _, frames in turns))
+    company = some_turns(studio.config, min(n_personas, n_slots), n_prompt, middle)
+    step = step_seconds(studio, company, n_slots, sampling)
     n_steps = steps_in_all([n_frames + 1 for _, n_frames in turns], n_slots)
     n_frames = sum(n_frames for _, n_frames in turns)
     decode_dtype = DTYPES[studio.decode_dtype_name]
@@ -50,36 +54,42 @@ def steps_in_all(steps: Iterable[int], n_slots: int) -> int:
     return max(slots)
 
 
-def step_seconds(studio: Studio, n_slots: int, position: int, sampling: Sampling) -> float:
-    """Of one step of all slots, `position` frames into their turns."""
+def step_seconds(studio: Studio, company: Sequence[Turn], n_slots: int, sampling: Sampling) -> float:
+    """Of one of the last steps of a company's turns, in all slots."""
     n_layers = studio.config.temporal_config.num_hidden_layers
-    one, two = (few_layers_seconds(studio, n, n_slots, position, sampling) for n in FEW_LAYERS)
+    one, two = (few_layers_seconds(studio, n, company, n_slots, sampling) for n in FEW_LAYERS)
     return max(one + (n_layers - 1) * (two - one), one)
 
 
 def few_layers_seconds(
-    studio: Studio, n_layers: int, n_slots: int, position: int, sampling: Sampling
+    studio: Studio, n_layers: int, company: Sequence[Turn], n_slots: int, sampling: Sampling
 ) -> float:
-    """Of one step of all slots in a model with few temporal layers."""
+    """The same in a model with few temporal layers."""
     temporal = studio.config.temporal_config.model_copy(update={"num_hidden_layers": n_layers})
     config = studio.config.model_copy(update={"temporal_config": temporal})
     lm = random_lm(config, studio.dtype_name, studio.device)
     slots = Slots(lm, n_slots, Draws.of(sampling, config))
-    turn = turn_at(position, config)
-    slots.make_room(turn.n_positions)
-    for slot in range(n_slots):
-        slots.seat(slot, turn)
+    slots.admit(cycle(company))
+    for seat in slots.occupied:
+        seat.n_done = seat.turn.n_steps - N_STEPS
 
     def steps() -> None:
         slots.run(slots.next_block())
 
-    return seconds_of(steps, studio.device) / turn.n_steps
+    return seconds_of(steps, studio.device) / N_STEPS
 
 
-def turn_at(position: int, config: PersonaPlexConfig) -> Turn:
-    """A turn of a few steps whose prompt ends at `position`."""
-    nothing = torch.zeros(config.n_streams, 0, dtype=torch.long)
-    return Turn("", 0, Prompt(nothing, position), torch.full((config.n_streams, N_STEPS + 1), FREE))
+def some_turns(config: PersonaPlexConfig, n_personas: int, n_prompt: int, n_done: int) -> list[Turn]:
+    """Turns of `N_STEPS` steps more than `n_done`, each with a persona of its own."""
+
+    def nothing(n_rows: int, n_frames: int) -> Tensor:
+        return torch.zeros(n_rows, n_frames, dtype=torch.long)
+
+    said = nothing(config.n_codebooks, n_done + N_STEPS - 1)
+    prompts = [
+        Prompt(add_delays(nothing(config.n_streams, n_prompt), config), n_prompt) for _ in range(n_personas)
+    ]
+    return [lay_out(prompt, said, config) for prompt in prompts]
 
 
 def random_lm(config: PersonaPlexConfig, dtype_name: str, device: torch.device) -> Lm:

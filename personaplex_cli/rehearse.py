@@ -36,7 +36,9 @@ def rehearse(plan: Plan, checkpoint: Checkpoint, choices: Choices) -> Forecast:
     wall_seconds = 0.0
     if schedule.reckoning:
         turns = [(each.n_prompt_frames, each.n_frames) for each in schedule.due]
-        wall_seconds = estimate.wall_seconds(studio, turns, schedule.reckoning.n_slots, choices.sampling)
+        n_personas = len({each.job.persona for each in schedule.due})
+        n_slots = schedule.reckoning.n_slots
+        wall_seconds = estimate.wall_seconds(studio, turns, n_personas, n_slots, choices.sampling)
     outcomes = {
         **{job: Outcome(source=job.name, status="skipped") for job in schedule.skipped},
         **{

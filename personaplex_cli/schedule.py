@@ -18,7 +18,7 @@ from personaplex_cli.files.resume import sort_out
 from personaplex_cli.files.spool import Stamp, stamp_of
 from personaplex_cli.record import Facts
 from personaplex_cli.settings import Choices
-from personaplex_cli.studio import Reckoning, Studio
+from personaplex_cli.studio import Demand, Reckoning, Studio
 
 FRAMES_ALIKE = 125
 """Recordings whose lengths differ by less (10 s) may begin in any order."""
@@ -70,8 +70,13 @@ def make_schedule(plan: Plan, studio: Studio, facts: Facts, choices: Choices) ->
     reckoning = None
     if due:
         # Of all that were planned, not of what is left: a run that goes on shall compute as it began.
-        longest = max(each.n_prompt_frames for each in due) + max(each.n_frames for each in due)
-        reckoning = studio.reckon(len(plan.jobs), longest, choices.batching.batch_size)
+        demand = Demand(
+            n_jobs=len(plan.jobs),
+            n_personas=len(personas),
+            n_prompt_frames=max(each.n_prompt_frames for each in due),
+            n_frames=max(each.n_frames for each in due),
+        )
+        reckoning = studio.reckon(demand, choices.batching.batch_size)
     return Schedule(in_order(due), sorted_out.skipped, tuple(refused), reckoning)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 
 from personaplex_cli.audio.codec import Codec
 from personaplex_cli.config.facts import kv_bytes_per_frame, weight_bytes
-from personaplex_cli.engine.slots import columns_for
+from personaplex_cli.engine.slots import PROMPTS_KEPT, columns_for, frames_apart
 from personaplex_cli.errors import SettingsError
 from personaplex_cli.model.checkpoint import Checkpoint
 from personaplex_cli.model.device import DTYPES, choose_decode_dtype, choose_device, choose_dtype, free_bytes
@@ -22,6 +23,16 @@ MOST_SLOTS = {"cpu": 32, "mps": 32, "cuda": 128}
 MEMORY_SHARE = 0.8
 CODEC_BYTES = 1_500_000_000
 """What the published codec takes at work, weights included."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a run asks for: jobs, personas, and the frames of the longest prompt and the longest recording."""
+
+    n_jobs: int
+    n_personas: int
+    n_prompt_frames: int
+    n_frames: int
 
 
 @dataclass(frozen=True)
@@ -70,29 +81,41 @@ class Studio:
         """Load the language model now: what is wrong with it is known before any output is touched."""
         assert self.lm.config is self.config
 
-    def reckon(self, n_jobs: int, n_positions: int, asked: int | None = None) -> Reckoning:
-        """The batch size for jobs of up to `n_positions` frames, prompt included: what was asked for, or what
-        suits the device, but no more than the memory holds."""
+    def reckon(self, demand: Demand, asked: int | None = None) -> Reckoning:
+        """The batch size for a run: what was asked for, or what suits the device, but no more than the memory
+        holds."""
         n_active = self.config.depformer_config.num_active_codebooks
         weights = weight_bytes(self.config, self.dtype_name, n_active)
-        slot = kv_bytes_per_frame(self.config, self.dtype_name) * columns_for(n_positions, self.config)
+        frame = kv_bytes_per_frame(self.config, self.dtype_name)
+        apart = frames_apart(demand.n_prompt_frames, self.device)
+        prompt = frame * (demand.n_prompt_frames - 1)
+        slot = frame * columns_for(demand.n_prompt_frames + demand.n_frames - apart, self.config)
+
+        def n_prompts(n_slots: int) -> int:
+            return min(demand.n_personas, PROMPTS_KEPT + (n_slots if apart else 0))
+
+        def n_bytes(n_slots: int) -> int:
+            return weights + CODEC_BYTES + n_slots * slot + n_prompts(n_slots) * prompt
+
         free = free_bytes(self.device)
-        room = int((free * MEMORY_SHARE - weights - CODEC_BYTES) // slot)
-        if room < 1 and asked is None:
+        wanted = asked or min(demand.n_jobs, MOST_SLOTS[self.device.type])
+        fitting = bisect_right(range(1, wanted + 1), free * MEMORY_SHARE, key=n_bytes)
+        if not fitting and asked is None:
             raise SettingsError(
-                f"not enough memory: the weights take {shown(weights)}, one slot of {n_positions} frames "
+                f"not enough memory: the weights take {shown(weights)}, a prompt of "
+                f"{demand.n_prompt_frames} frames {shown(prompt)}, a slot of {demand.n_frames} frames "
                 f"{shown(slot)}, and {shown(free)} are free; use --dtype bfloat16, shorter recordings, "
                 "a larger machine, or name a --batch-size to try all the same"
             )
-        wanted = asked or min(n_jobs, MOST_SLOTS[self.device.type])
-        n_slots = min(wanted, max(1, room))
+        n_slots = max(1, fitting)
         asked_for = f", {asked} do not fit" if asked and n_slots < asked else ""
         return Reckoning(
             n_slots,
-            n_bytes=weights + n_slots * slot + CODEC_BYTES,
+            n_bytes=n_bytes(n_slots),
             n_free=free,
             line=f"batch size {n_slots}{asked_for} ({self.device.type}, {self.dtype_name}): weights "
-            f"{shown(weights)} + {n_slots} x {shown(slot)} keys and values + codec, {shown(free)} free",
+            f"{shown(weights)} + {n_slots} x {shown(slot)} keys and values + {n_prompts(n_slots)} x "
+            f"{shown(prompt)} prompts + codec, {shown(free)} free",
         )
 
 

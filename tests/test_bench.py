@@ -12,7 +12,15 @@ import pytest
 import torch
 
 from personaplex_cli import bench
-from personaplex_cli.bench import Load, Parts, linear_layers, linear_products, random_turn, stand_at
+from personaplex_cli.bench import (
+    Load,
+    Parts,
+    linear_layers,
+    linear_products,
+    random_turns,
+    stand_at,
+    take_seats,
+)
 from personaplex_cli.config.facts import expected_tensors, kv_bytes_per_frame
 from personaplex_cli.config.load import load_config
 from personaplex_cli.config.tree import PersonaPlexConfig
@@ -66,20 +74,21 @@ def test_the_json_tells_the_machine_the_model_and_a_row_a_batch_size() -> None:
     bound = {"linear_ms", "kv_ms", "bound_ms", "step_over_bound"}
     codec = {"encode_ms", "decode_ms", "codec_ms"}
     rates = {"frames_per_second", "lm_times_real_time", "times_real_time", "peak_bytes"}
-    whole = {"batch_size", "position", "prompt_ms", "copy_ms", "step_ms"}
+    whole = {"batch_size", "position", "prompt_ms", "again_ms", "step_ms"}
     assert all(set(row) == whole | parts | bound | codec | rates for row in told["rows"])
     assert all(0 < number < math.inf for number in numbers(told))
 
 
-def test_figures_that_follow_from_others_do_so() -> None:
-    told = report("--batch-size", "4", *FEW)
+@pytest.mark.parametrize("n_personas", [1, 3, 9])
+def test_figures_that_follow_from_others_do_so(n_personas: int) -> None:
+    told = report("--batch-size", "4", "--personas", n_personas, *FEW)
     (row,) = told["rows"]
     config = load_config(UNTRAINED).config
     assert row["bound_ms"] == pytest.approx(row["linear_ms"] + row["kv_ms"])
     assert row["step_over_bound"] == pytest.approx(row["step_ms"] / row["bound_ms"])
     assert row["codec_ms"] == pytest.approx(row["encode_ms"] + row["decode_ms"])
-    # The prompt's frames are there, and slots stand one frame apart.
-    n_columns = sum(12 + slot for slot in range(4))
+    # Slots stand one frame apart, and each persona's prompt is read once, but for its last frame.
+    n_columns = sum(1 + slot for slot in range(4)) + min(4, n_personas) * 11
     kv_bytes = n_columns * kv_bytes_per_frame(config, "float32")
     assert row["kv_ms"] == pytest.approx(1000 * kv_bytes / told["machine"]["bytes_per_second"])
     seconds_a_frame = (row["step_ms"] / 4 + row["codec_ms"]) / 1000
@@ -179,9 +188,7 @@ def weights_multiplied(work: Any) -> list[tuple[int, int]]:
 def standing(lm: Lm, load: Load) -> Slots:
     """Slots as the bench has them."""
     slots = Slots(lm, load.batch_sizes[0], Draws.of(Sampling(), lm.config))
-    turn = random_turn(lm.config, load)
-    for slot in range(len(slots.seats)):
-        slots.sit(slot, turn)
+    take_seats(slots, random_turns(lm.config, load))
     stand_at(slots, load.n_skipped)
     return slots
 
@@ -210,7 +217,7 @@ def test_the_parts_of_a_step_are_the_steps(tiny_lm: Lm) -> None:
 
 def test_a_turn_outlasts_all_that_is_timed(tiny_config: PersonaPlexConfig) -> None:
     for load in (Load((1,), 5, 1), Load((7, 2), 5, 100), Load((2,), 5, 40, position=50)):
-        turn = random_turn(tiny_config, load)
+        (turn,) = random_turns(tiny_config, load)
         n_taken = load.n_skipped + max(load.batch_sizes) + (load.n_rounds + 1) * load.steps_a_round
         assert n_taken <= turn.n_frames
         assert turn.prompt.n_frames == 5
@@ -248,6 +255,7 @@ def test_the_recipe_writes_a_folder_that_converts(tmp_path: Path) -> None:
         (["--batch-size", "1000000"], "--batch-size 1000000: keys and values take"),
         (["--frames", "0"], "--frames at least 1"),
         (["--prompt-frames", "1"], "--prompt-frames must be at least 2"),
+        (["--personas", "0"], "--personas must be at least 1"),
         (["--position", "20"], "--position 20: must not be within the prompt"),
         (["--random-weights", "--model", "embedded"], "--random-weights needs no model"),
     ],

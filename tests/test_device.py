@@ -11,7 +11,7 @@ import torch
 from personaplex_cli import studio as studio_module
 from personaplex_cli.config.facts import kv_bytes_per_frame, weight_bytes
 from personaplex_cli.config.tree import PersonaPlexConfig
-from personaplex_cli.engine.slots import columns_for
+from personaplex_cli.engine.slots import PROMPTS_KEPT, columns_for
 from personaplex_cli.errors import SettingsError
 from personaplex_cli.model import device
 from personaplex_cli.model.checkpoint import open_checkpoint
@@ -25,7 +25,7 @@ from personaplex_cli.model.device import (
 )
 from personaplex_cli.prompt import load_voice
 from personaplex_cli.settings import Device, DeviceName, DtypeName
-from personaplex_cli.studio import CODEC_BYTES, MEMORY_SHARE, MOST_SLOTS, Studio
+from personaplex_cli.studio import CODEC_BYTES, MEMORY_SHARE, MOST_SLOTS, Demand, Studio
 from tests.conftest import GOLDEN, UNTRAINED
 from tests.helpers import converted, personaplex, record_all, whole_replies
 
@@ -132,27 +132,48 @@ def studio_with(monkeypatch: pytest.MonkeyPatch, n_bytes: int) -> Studio:
     return Studio(open_checkpoint(str(GOLDEN / "checkpoint")), Device("cpu", "float32"))
 
 
-def bytes_for(studio: Studio, n_slots: int, n_columns: int) -> int:
-    """Free memory in which exactly so many slots find room."""
+def bytes_for(studio: Studio, n_slots: int, n_columns: int, n_prompt_columns: int = 0) -> int:
+    """Free memory in which exactly so many slots find room, with so much of prompts."""
     weights = weight_bytes(studio.config, "float32", 8)
-    slot = kv_bytes_per_frame(studio.config, "float32") * n_columns
-    return int((weights + CODEC_BYTES + (n_slots + 0.5) * slot) / MEMORY_SHARE)
+    frame = kv_bytes_per_frame(studio.config, "float32")
+    return int(
+        (weights + CODEC_BYTES + frame * ((n_slots + 0.5) * n_columns + n_prompt_columns)) / MEMORY_SHARE
+    )
+
+
+def long(n_jobs: int = 1000, n_personas: int = 1) -> Demand:
+    """More than the golden model's ring of 63 columns holds, behind prompts of 41 frames."""
+    return Demand(n_jobs, n_personas, n_prompt_frames=41, n_frames=5000)
 
 
 @pytest.mark.parametrize("n_slots", [1, 2, 7, 31])
 def test_as_many_slots_are_taken_as_the_memory_holds(monkeypatch: pytest.MonkeyPatch, n_slots: int) -> None:
     studio = studio_with(monkeypatch, 0)
-    # The golden model's ring holds 63 columns, however long the turn.
-    studio = studio_with(monkeypatch, bytes_for(studio, n_slots, n_columns=63))
-    reckoning = studio.reckon(1000, n_positions=5000)
+    studio = studio_with(monkeypatch, bytes_for(studio, n_slots, n_columns=63, n_prompt_columns=40))
+    reckoning = studio.reckon(long())
     assert reckoning.n_slots == n_slots
     assert reckoning.line.startswith(f"batch size {n_slots} (cpu, float32): weights 1.70 MiB + {n_slots} x ")
+    assert " keys and values + 1 x " in reckoning.line
+
+
+def test_a_slot_with_a_persona_of_its_own_takes_a_prompt_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside those that are kept for the jobs to come."""
+    studio = studio_with(monkeypatch, 0)
+    n_bytes = bytes_for(studio, 7, n_columns=63 + 40, n_prompt_columns=PROMPTS_KEPT * 40)
+    studio = studio_with(monkeypatch, n_bytes)
+    assert studio.reckon(long(n_personas=1000)).n_slots == 7
+    assert studio.reckon(long(n_personas=3)).n_slots > 12
+    # On a GPU prompts are copied into the rings, which hold no more than the window.
+    studio.device = torch.device("cuda")
+    reckoning = studio.reckon(long(n_personas=1000))
+    assert reckoning.n_slots == (7 * 103 + 51) // 63
+    assert reckoning.line.count(f" + {PROMPTS_KEPT} x ") == 1
 
 
 def test_no_more_slots_are_taken_than_there_are_jobs_or_than_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     studio = studio_with(monkeypatch, 1 << 40)
-    assert studio.reckon(5, 100).n_slots == 5
-    assert studio.reckon(1000, 100).n_slots == MOST_SLOTS["cpu"]
+    assert studio.reckon(long(n_jobs=5)).n_slots == 5
+    assert studio.reckon(long()).n_slots == MOST_SLOTS["cpu"]
 
 
 def test_too_little_memory_for_one_slot_is_refused_with_the_reckoning(
@@ -160,9 +181,10 @@ def test_too_little_memory_for_one_slot_is_refused_with_the_reckoning(
 ) -> None:
     studio = studio_with(monkeypatch, 1 << 30)
     with pytest.raises(SettingsError) as caught:
-        studio.reckon(1, 100)
+        studio.reckon(long(n_jobs=1))
     message = caught.value.message
-    assert message.startswith("not enough memory: the weights take 1.70 MiB, one slot of 100 frames")
+    assert message.startswith("not enough memory: the weights take 1.70 MiB, a prompt of 41 frames ")
+    assert "a slot of 5000 frames" in message
     assert "1.00 GiB are free" in message
     assert "--batch-size" in message
 
@@ -171,16 +193,18 @@ def test_the_published_model_fits_where_it_is_known_to(monkeypatch: pytest.Monke
     studio = studio_with(monkeypatch, 139 << 30)
     studio.config = PUBLISHED
     studio.dtype_name = "bfloat16"
-    # Weights 15.4 GB and codec 1.5 GB of the 119.4 GB that may be taken; a slot of 3,000 frames 1.57 GB.
-    assert (studio.device, studio.reckon(1000, 3000).n_slots) == (CPU, 32)
+    # Weights 15.4 GB and codec 1.5 GB of the 119.4 GB that may be taken; a slot of 2,999 frames 1.57 GB,
+    # one of 256 (20 s) 0.13 GB, and a prompt of 150 frames 0.08 GB for all.
+    hours, seconds = (Demand(1000, 1, n_prompt_frames=150, n_frames=n) for n in (90_000, 250))
+    assert (studio.device, studio.reckon(hours).n_slots) == (CPU, 32)
     monkeypatch.setitem(studio_module.MOST_SLOTS, "cpu", 1000)
-    assert studio.reckon(1000, 3000).n_slots == 65
-    assert studio.reckon(1000, 250).n_slots == 763
+    assert studio.reckon(hours).n_slots == 65
+    assert studio.reckon(seconds).n_slots == 763
 
 
 def test_a_batch_that_was_asked_for_shrinks_to_what_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    n_bytes = bytes_for(studio_with(monkeypatch, 0), 3, n_columns=63)
-    reckoning = studio_with(monkeypatch, n_bytes).reckon(1000, n_positions=5000, asked=16)
+    n_bytes = bytes_for(studio_with(monkeypatch, 0), 3, n_columns=63, n_prompt_columns=40)
+    reckoning = studio_with(monkeypatch, n_bytes).reckon(long(), asked=16)
     assert reckoning.n_slots == 3
     assert reckoning.line.startswith("batch size 3, 16 do not fit (cpu, float32): ")
 
@@ -190,7 +214,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, n_slots: float) -> None:
     checkpoint = open_checkpoint(str(UNTRAINED))
     monkeypatch.setattr(studio_module, "free_bytes", lambda _: 0)
     studio = Studio(checkpoint, Device("cpu"))
-    slot = kv_bytes_per_frame(checkpoint.config, "float32") * columns_for(3 + 12, checkpoint.config)
+    slot = kv_bytes_per_frame(checkpoint.config, "float32") * columns_for(12 + 1, checkpoint.config)
     weights = weight_bytes(studio.config, "float32", studio.config.depformer_config.num_active_codebooks)
     n_bytes = int((weights + CODEC_BYTES + n_slots * slot) / MEMORY_SHARE)
     monkeypatch.setattr(studio_module, "free_bytes", lambda _: n_bytes)

@@ -261,14 +261,14 @@ cli.app(sys.argv[1:])
 def test_a_batch_for_which_the_system_gives_no_memory_shrinks_until_it_fits(
     source: Path, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
-    # 4,096 slots of 0.75 MiB: the machine has them, the process may not.
-    command = ["convert", source, tmp_path / "out", "--batch-size", 4096]
+    # 8,192 slots of 0.19 MiB: the machine has them, the process may not.
+    command = ["convert", source, tmp_path / "out", "--batch-size", 8192]
     ended = subprocess.run(
         [sys.executable, "-c", LIMITED, *map(str, command)], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
-    assert "out of memory: batch size 2048 from now on; 1 recordings" in ended.stderr
-    assert "out of memory: batch size 1024 from now on" in ended.stderr
+    assert "out of memory: batch size 4096 from now on; 1 recordings" in ended.stderr
+    assert "out of memory: batch size 2048 from now on" in ended.stderr
     assert sorted(outputs_in(tmp_path / "out")) == sorted(undisturbed)
 
 

@@ -28,7 +28,7 @@ from personaplex_cli.engine.slots import Slots
 from personaplex_cli.engine.step import Block, read_prompt
 from personaplex_cli.engine.turns import FREE, Prompt, Reply, Turn, lay_out
 from personaplex_cli.model.lm import Lm
-from personaplex_cli.model.ring import masked_reach, rounded_reaches
+from personaplex_cli.model.ring import joined, masked_reach, read_shared, rounded_reaches, weighed_attention
 from personaplex_cli.model.weights import load_lm
 from personaplex_cli.prompt import Voice, load_voice, make_prompt
 from personaplex_cli.settings import Sampling
@@ -315,11 +315,12 @@ def test_blocks_of_any_length_give_the_same_tokens(
 def test_masked_attention_agrees_with_the_exact_one(
     tiny_config: PersonaPlexConfig, tiny_lm: Lm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a GPU does, one call for all slots, done on the CPU."""
+    """What a GPU does, one call for all slots with their prompts in the rings, done on the CPU."""
     turns = some_turns(tiny_config, LENGTHS)
     expected = replies(tiny_lm, turns, 4)
+    monkeypatch.setattr(slots_room, "frames_apart", lambda *_: 0)
     monkeypatch.setattr(
-        step_room, "reaches_of", lambda _lm, ring, positions, _n: masked_reach(positions, ring.n_columns)
+        step_room, "reaches_of", lambda _lm, ring, frames, _n: masked_reach(frames, ring.n_columns)
     )
     ours = replies(tiny_lm, turns, 4)
     assert all(torch.equal(expected[key], ours[key]) for key in expected)
@@ -334,7 +335,7 @@ def test_attention_that_is_rounded_up_agrees_with_the_exact_one(
     monkeypatch.setattr(
         step_room,
         "reaches_of",
-        lambda _lm, ring, positions, n_visible: rounded_reaches(positions, n_visible, 8, ring.n_columns),
+        lambda _lm, ring, frames, n_visible: rounded_reaches(frames, n_visible, 8, ring.n_columns),
     )
     ours = replies(tiny_lm, turns, 4)
     assert all(torch.equal(expected[key], ours[key]) for key in expected)
@@ -346,6 +347,28 @@ def test_in_half_precision_too_a_reply_is_the_same_in_any_company(tiny_config: P
     together = replies(lm, turns, 3, Sampling())
     for place, turn in enumerate(turns):
         assert torch.equal(replies(lm, [turn], 3, Sampling())[0], together[place])
+
+
+@pytest.mark.parametrize("n_columns", [1, 7, 64, 149])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_a_slot_sees_of_a_shared_prompt_does_not_depend_on_who_shares_it(
+    dtype: torch.dtype, n_columns: int
+) -> None:
+    """And it is what attention over prompt and ring at once says, in float64."""
+    dice = torch.Generator().manual_seed(n_columns)
+    query = torch.randn(70, 4, 1, 64, generator=dice).to(dtype)
+    prompt = torch.randn(2, 1, 4, n_columns, 64, generator=dice).to(dtype)
+    ring = torch.randn(2, 70, 4, 5, 64, generator=dice).to(dtype)
+    before = read_shared(query, *prompt)
+    live = weighed_attention(query, *ring)
+    together = joined(before, live)
+    for rows in ([3], [0, 69], list(range(20, 37)), list(range(1, 70))):
+        alone = joined(read_shared(query[rows], *prompt), weighed_attention(query[rows], *ring[:, rows]))
+        assert torch.equal(alone, together[rows])
+    keys, values = torch.cat([prompt.expand(-1, 70, -1, -1, -1), ring], dim=3).double()
+    expected = (query.double() @ keys.transpose(-1, -2) / 8).softmax(-1) @ values
+    error = (together - expected).norm() / expected.norm()
+    assert error < {torch.float32: 1e-6, torch.bfloat16: 6e-3, torch.float16: 1e-3}[dtype]
 
 
 def test_a_step_that_is_run_again_on_new_inputs_gives_the_same_tokens(
@@ -361,6 +384,7 @@ def test_a_step_that_is_run_again_on_new_inputs_gives_the_same_tokens(
         slots.graphs = StepGraphs(lm, slots.ring, n_slots, draws)
 
     monkeypatch.setattr(Slots, "__init__", begin_with_graphs)
+    monkeypatch.setattr(slots_room, "frames_apart", lambda *_: 0)
     monkeypatch.setattr(slots_room, "COLUMNS_A_GROWTH", 32)
     monkeypatch.setattr(step_room, "COLUMNS_A_READ", 16)
     ours = replies(tiny_lm, turns, 2, Sampling())
@@ -391,9 +415,9 @@ def test_nothing_that_an_empty_slot_holds_reaches_a_reply(
     expected = replies(tiny_lm, turns, 3)
 
     class Spoilt(slots_room.Slots):
-        def make_room(self, n_positions: int) -> None:
+        def make_room(self, turn: Turn) -> None:
             before = self.ring.n_columns
-            super().make_room(n_positions)
+            super().make_room(turn)
             for layer in (*self.ring.keys, *self.ring.values):
                 layer[:, :, before:] = torch.nan
 

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 from personaplex_cli import estimate
-from personaplex_cli.estimate import few_layers_seconds, step_seconds, steps_in_all, turn_at
+from personaplex_cli.estimate import N_STEPS, few_layers_seconds, some_turns, step_seconds, steps_in_all
 from personaplex_cli.model.checkpoint import open_checkpoint
 from personaplex_cli.settings import Device, Sampling
 from personaplex_cli.studio import Studio
@@ -109,21 +109,23 @@ def test_a_step_costs_what_its_layers_cost(monkeypatch: pytest.MonkeyPatch) -> N
     studio = Studio(open_checkpoint(str(UNTRAINED)), Device("cpu"))
     n_layers = studio.config.temporal_config.num_hidden_layers
     monkeypatch.setattr(estimate, "few_layers_seconds", linear)
-    assert step_seconds(studio, 4, 100, Sampling()) == 10.0 + 3.0 * n_layers
+    company = some_turns(studio.config, 1, n_prompt=10, n_done=100)
+    assert step_seconds(studio, company, 4, Sampling()) == 10.0 + 3.0 * n_layers
 
 
 def test_more_slots_that_stand_later_cost_more() -> None:
     studio = Studio(open_checkpoint(str(UNTRAINED)), Device("cpu"))
-    few = few_layers_seconds(studio, 2, 1, 50, Sampling())
-    many = few_layers_seconds(studio, 2, 256, 2000, Sampling())
+    soon, late = (some_turns(studio.config, 1, n_prompt=10, n_done=n) for n in (50, 2000))
+    few = few_layers_seconds(studio, 2, soon, 1, Sampling())
+    many = few_layers_seconds(studio, 2, late, 256, Sampling())
     assert 0 < 2 * few < many
 
 
-def test_a_turn_to_be_timed_stands_where_it_is_asked_for() -> None:
+def test_turns_to_be_timed_stand_where_they_are_asked_for() -> None:
     config = open_checkpoint(str(UNTRAINED)).config
-    turn = turn_at(77, config)
-    assert turn.n_positions == 77 + turn.n_frames
-    assert turn.live.shape == (config.n_streams, turn.n_steps + 1)
+    turns = some_turns(config, 3, n_prompt=77, n_done=20)
+    assert len({turn.prompt for turn in turns}) == 3
+    assert {(turn.prompt.n_frames, turn.n_steps) for turn in turns} == {(77, 20 + N_STEPS)}
 
 
 # ---- limits and repairs ----

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -15,17 +15,23 @@ from personaplex_cli.engine.sampling import Draws, Tape
 from personaplex_cli.engine.step import Block, read_prompt, run_block
 from personaplex_cli.engine.turns import Prompt, Reply, Turn, initial_column, remove_delays
 from personaplex_cli.model.lm import Lm
-from personaplex_cli.model.ring import KeysAndValues, KVRing
+from personaplex_cli.model.ring import KeysAndValues, KVRing, Shared
 
 STEPS_A_BLOCK = 32
 PROMPTS_KEPT = 8
 COLUMNS_A_GROWTH = 64
 
 
-def columns_for(n_positions: int, config: PersonaPlexConfig) -> int:
-    """Ring columns of a slot that is to hold turns of `n_positions` frames, prompt included."""
-    n_columns = -(-n_positions // COLUMNS_A_GROWTH) * COLUMNS_A_GROWTH
+def columns_for(n_frames: int, config: PersonaPlexConfig) -> int:
+    """Ring columns of a slot that is to hold so many frames."""
+    n_columns = -(-n_frames // COLUMNS_A_GROWTH) * COLUMNS_A_GROWTH
     return min(n_columns, config.ring_columns)
+
+
+def frames_apart(n_prompt_frames: int, device: torch.device) -> int:
+    """Frames of a prompt that slots share, apart from their rings. None on a GPU: there one kernel for all
+    slots wants all of it in the rings."""
+    return n_prompt_frames - 1 if device.type == "cpu" else 0
 
 
 @dataclass
@@ -34,6 +40,8 @@ class Seat:
 
     turn: Turn
     tape: Tape
+    past: KeysAndValues | None = None
+    """The prompt's memory where that stands apart from the ring."""
     n_done: int = 0
     drawn: list[Tensor] = field(default_factory=list)
 
@@ -56,9 +64,14 @@ class Seat:
         """Of the column that the next step reads."""
         return self.turn.prompt.n_frames - 1 + self.n_done
 
+    @property
+    def n_apart(self) -> int:
+        """Columns that are not in the ring."""
+        return self.past.n_columns if self.past else 0
+
 
 class PromptCache:
-    """The keys and values of the personas used last: a persona is read once, its jobs get copies."""
+    """The keys and values of the personas used last: a persona is read once for all its jobs."""
 
     def __init__(self, lm: Lm) -> None:
         self.lm = lm
@@ -106,20 +119,27 @@ class Slots:
                 self.sit(slot, turn)
 
     def sit(self, slot: int, turn: Turn) -> None:
-        """Begin a turn: its prompt's memory is copied, its first column laid."""
+        """Begin a turn: its prompt's memory is at hand, its first column laid."""
         # Seated first: if the memory runs out below, the turn is known to have begun.
-        self.seat(slot, turn)
-        self.make_room(turn.n_positions)
-        self.ring.place(slot, self.prompts.past_of(turn.prompt))
+        seat = self.seat(slot, turn)
+        past = self.prompts.past_of(turn.prompt)
+        if frames_apart(turn.prompt.n_frames, self.lm.device):
+            seat.past = past
+        self.make_room(turn)
+        if not seat.past:
+            self.ring.place(slot, past)
         self.columns[slot] = turn.live[:, 0].to(self.columns.device)
 
-    def seat(self, slot: int, turn: Turn) -> None:
+    def seat(self, slot: int, turn: Turn) -> Seat:
         """Give a slot to a turn, whatever its memory holds."""
-        self.seats[slot] = Seat(turn, Tape(turn.seed, turn.name, self.draws.n_draws))
+        seat = Seat(turn, Tape(turn.seed, turn.name, self.draws.n_draws))
+        self.seats[slot] = seat
+        return seat
 
-    def make_room(self, n_positions: int) -> None:
+    def make_room(self, turn: Turn) -> None:
         """Rings are as long as the longest turn so far, up to the context."""
-        n_columns = columns_for(n_positions, self.lm.config)
+        n_frames = turn.n_positions - frames_apart(turn.prompt.n_frames, self.lm.device)
+        n_columns = columns_for(n_frames, self.lm.config)
         if n_columns > self.ring.n_columns:
             self.ring.grow(n_columns)
 
@@ -130,6 +150,7 @@ class Slots:
         forced = self.nobody.repeat(n_steps, n_slots, 1)
         positions = torch.zeros(n_steps, n_slots, dtype=torch.long)
         keys = torch.zeros(n_steps, n_slots, self.draws.n_draws, dtype=torch.long)
+        n_apart = torch.zeros(n_slots, dtype=torch.long)
         visible = [[0] * n_slots for _ in range(n_steps)]
         for slot, seat in enumerate(self.seats):
             if seat is None:
@@ -137,9 +158,23 @@ class Slots:
             forced[:, slot] = seat.turn.live[:, seat.n_done + 1 : seat.n_done + 1 + n_steps].T
             positions[:, slot] = torch.arange(seat.position, seat.position + n_steps)
             keys[:, slot] = seat.tape.take(n_steps)
+            n_apart[slot] = seat.n_apart
             for index in range(n_steps):
-                visible[index][slot] = min(seat.position + index + 1, self.ring.n_columns)
-        return Block(forced, positions, keys, visible)
+                n_frames = seat.position - seat.n_apart + index + 1
+                visible[index][slot] = min(n_frames, self.ring.n_columns)
+        shared = [self.shared_at(index) for index in range(n_steps)]
+        return Block(forced, positions, keys, n_apart, visible, shared)
+
+    def shared_at(self, n_later: int) -> list[Shared]:
+        """The prompts that stand apart as they are seen some steps from now: the oldest columns leave the
+        window first."""
+        groups: defaultdict[tuple[KeysAndValues, int], list[int]] = defaultdict(list)
+        for slot, seat in enumerate(self.seats):
+            if seat and seat.past:
+                n_hidden = max(0, seat.position + n_later + 1 - self.lm.config.ring_columns)
+                if n_hidden < seat.n_apart:
+                    groups[seat.past, n_hidden].append(slot)
+        return [Shared(rows_of(slots), past, n_hidden) for (past, n_hidden), slots in groups.items()]
 
     def run(self, block: Block) -> Tensor:
         """Take every slot through a block. -> [n, B, 9] on the host"""
@@ -162,3 +197,9 @@ class Slots:
             if not seat.n_left:
                 self.seats[slot] = None
                 yield Reply(seat.turn, remove_delays(torch.cat(seat.drawn).T, self.lm.config))
+
+
+def rows_of(slots: list[int]) -> slice | Tensor:
+    """Slots as an index: neighbours need no copy."""
+    first, last = slots[0], slots[-1]
+    return slice(first, last + 1) if last - first < len(slots) else torch.tensor(slots)

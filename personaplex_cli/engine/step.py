@@ -16,6 +16,7 @@ from personaplex_cli.model.ring import (
     KVRing,
     Reach,
     RingStep,
+    Shared,
     exact_reaches,
     masked_reach,
     rounded_reaches,
@@ -23,6 +24,8 @@ from personaplex_cli.model.ring import (
 
 COLUMNS_A_READ = 64
 """Where one call reads all rings, its length grows in such leaps: few shapes, little read in vain."""
+COLUMNS_ALIKE = 32
+"""Where neighbours' calls are joined, they may lie so far apart."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +33,29 @@ class Block:
     """Some steps of all slots, laid out by the host beforehand.
 
     forced [n, B, 17], positions [n, B] (of the columns read), keys [n, B, n_draws] of the draws;
-    n_visible n x B: ring columns filled when the step reads, 0 = nobody sits there.
+    n_apart [B]: columns of each slot's prompt that stand apart from its ring;
+    n_visible n x B: ring columns filled when the step reads, 0 = nobody sits there;
+    shared: by step, the prompts that stand apart, and who sees them.
     """
 
     forced: Tensor
     positions: Tensor
     keys: Tensor
+    n_apart: Tensor
     n_visible: list[list[int]]
+    shared: list[list[Shared]]
+
+    @property
+    def frames(self) -> Tensor:
+        """Frames in each slot's ring before each step. [n, B]"""
+        return self.positions - self.n_apart
 
     def to(self, device: torch.device) -> Block:
         """Host to device, once a block."""
-        forced, positions, keys = (table.to(device) for table in (self.forced, self.positions, self.keys))
-        return Block(forced, positions, keys, self.n_visible)
+        forced, positions, keys, n_apart = (
+            table.to(device) for table in (self.forced, self.positions, self.keys, self.n_apart)
+        )
+        return Block(forced, positions, keys, n_apart, self.n_visible, self.shared)
 
 
 @torch.inference_mode()
@@ -63,22 +77,23 @@ def read_prompt(lm: Lm, prompt: Prompt) -> KeysAndValues:
 def run_block(lm: Lm, ring: KVRing, columns: Tensor, block: Block, draws: Draws) -> Tensor:
     """Take all slots through a block. columns [B, 17]: where they stand -> [n, B, 17]: the columns filled"""
     filled = []
-    for forced, positions, keys, n_visible in zip(
-        block.forced, block.positions, block.keys, block.n_visible, strict=True
+    for forced, positions, keys, frames, n_visible, shared in zip(
+        block.forced, block.positions, block.keys, block.frames, block.n_visible, block.shared, strict=True
     ):
-        memory = RingStep(ring, positions, reaches_of(lm, ring, positions, n_visible))
+        memory = RingStep(ring, frames, reaches_of(lm, ring, frames, n_visible), shared)
         columns = step(lm, columns, positions, memory, forced, keys, draws)
         filled.append(columns)
     return torch.stack(filled)
 
 
-def reaches_of(lm: Lm, ring: KVRing, positions: Tensor, n_visible: list[int]) -> list[Reach]:
-    """What each slot reads: on a CPU its own columns, in float32 exactly; elsewhere all the longest reach."""
+def reaches_of(lm: Lm, ring: KVRing, frames: Tensor, n_visible: list[int]) -> list[Reach]:
+    """What each slot reads of its ring: on a CPU its own columns, in float32 exactly; elsewhere all the
+    longest reach. frames [B]: those in the rings."""
     if lm.device.type == "cpu" and lm.dtype == torch.float32:
         return exact_reaches(n_visible)
     if lm.device.type == "cpu":
-        return rounded_reaches(positions, n_visible, COLUMNS_A_READ, ring.n_columns)
-    return masked_reach(positions, columns_read(ring, n_visible))
+        return rounded_reaches(frames, n_visible, COLUMNS_ALIKE, ring.n_columns)
+    return masked_reach(frames, columns_read(ring, n_visible))
 
 
 def columns_read(ring: KVRing, n_visible: list[int]) -> int:

@@ -1,10 +1,15 @@
-"""What the temporal transformer remembers: a ring of keys and values for every slot."""
+"""What the temporal transformer remembers: a ring of keys and values for every slot, and whole prompts.
+
+Slots with the same persona may share its prompt's memory: it then stands apart from their rings, and what a
+slot sees of both is joined. A prompt is then read once for all of them, and held once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +28,26 @@ class Reach:
     mask: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Shared:
+    """The n slots `rows` see a prompt that stands apart, but for its first `n_hidden` columns."""
+
+    rows: slice | Tensor
+    past: KeysAndValues
+    n_hidden: int = 0
+
+    @property
+    def n_columns(self) -> int:
+        """Columns that are seen."""
+        return self.past.n_columns - self.n_hidden
+
+
 class KVRing:
     """Keys and values of every layer, the last `n_columns` frames of every slot. [B, H, C, D] a layer.
 
-    Position p stands in column p % C. Keys are rotated before they are written, so their order in the ring
-    does not matter, and a ring of `context - 1` columns that shows all it holds is the reference's window.
+    The ring's frame i stands in column i % C; a prompt that stands apart is not counted. Keys are rotated
+    before they are written, so their order in the ring does not matter, and a ring of `context - 1` columns
+    that shows all it holds is the reference's window.
     """
 
     def __init__(
@@ -44,6 +64,11 @@ class KVRing:
             torch.zeros(n_slots, n_heads, 0, head_dim, dtype=dtype, device=device) for _ in range(n_layers)
         ]
         self.values = [keys.clone() for keys in self.keys]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        return self.keys[0].dtype
 
     @property
     def n_columns(self) -> int:
@@ -75,12 +100,17 @@ class KeysAndValues:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
+    @property
+    def n_columns(self) -> int:
+        """Positions that have been read."""
+        return self.keys[0].shape[2]
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Causal attention, layer after layer. [B, H, T, D] three times -> [B, H, T, D]"""
         assert layer == len(self.keys)
-        self.keys.append(key)
-        # A copy: the view would keep the queries alive too.
-        self.values.append(value.clone())
+        # Copies: the views would keep the queries alive too.
+        self.keys.append(key.clone(memory_format=torch.contiguous_format))
+        self.values.append(value.clone(memory_format=torch.contiguous_format))
         n_read = query.shape[2]
         if n_read <= self.n_visible:
             return F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -92,30 +122,105 @@ class KeysAndValues:
 class RingStep:
     """The memory of one step: every slot writes its column and reads what it has written so far."""
 
-    def __init__(self, ring: KVRing, positions: Tensor, reaches: Sequence[Reach]) -> None:
-        """positions [B]: frames since each slot began. reaches: of all slots, in order."""
+    def __init__(
+        self, ring: KVRing, frames: Tensor, reaches: Sequence[Reach], shared: Sequence[Shared] = ()
+    ) -> None:
+        """frames [B]: those in each slot's ring before this one. reaches: of all slots, in order."""
         self.ring = ring
-        self.columns = positions % ring.n_columns
-        self.slots = torch.arange(positions.shape[0], device=positions.device)
-        self.reaches = reaches
+        self.columns = frames % ring.n_columns
+        self.slots = torch.arange(frames.shape[0], device=frames.device)
+        self.shared = shared
+        self.reaches = [added(reach, ring.dtype) for reach in reaches] if shared else reaches
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Write, then read. [B, H, 1, D] three times -> [B, H, 1, D]"""
         keys, values = self.ring.keys[layer], self.ring.values[layer]
         keys[self.slots, :, self.columns] = key[:, :, 0]
         values[self.slots, :, self.columns] = value[:, :, 0]
-        read = [
-            F.scaled_dot_product_attention(
-                query[reach.rows],
-                keys[reach.rows, :, : reach.n_columns],
-                values[reach.rows, :, : reach.n_columns],
-                attn_mask=reach.mask,
+        if not self.shared:
+            return concatenated([self.read(keys, values, query, reach) for reach in self.reaches])
+        parts = [self.weigh(keys, values, query, reach) for reach in self.reaches]
+        seen, weight = (concatenated(list(each)) for each in zip(*parts, strict=True))
+        for shared in self.shared:
+            rows, past = shared.rows, shared.past
+            before = read_shared(
+                query[rows],
+                past.keys[layer][:, :, shared.n_hidden :],
+                past.values[layer][:, :, shared.n_hidden :],
             )
-            if reach.n_columns
-            else torch.zeros_like(query[reach.rows])
-            for reach in self.reaches
-        ]
-        return read[0] if len(read) == 1 else torch.cat(read)
+            seen[rows] = joined(before, (seen[rows], weight[rows]))
+        return seen
+
+    def read(self, keys: Tensor, values: Tensor, query: Tensor, reach: Reach) -> Tensor:
+        """What slots see of their rings. [B, H, C, D] twice, [B, H, 1, D] -> [rows, H, 1, D]"""
+        query = query[reach.rows]
+        if not reach.n_columns:
+            return torch.zeros_like(query)
+        read = (reach.rows, slice(None), slice(reach.n_columns))
+        return F.scaled_dot_product_attention(query, keys[read], values[read], attn_mask=reach.mask)
+
+    def weigh(self, keys: Tensor, values: Tensor, query: Tensor, reach: Reach) -> Seen:
+        """The same, and how much it weighs beside what else is seen."""
+        query = query[reach.rows]
+        if not reach.n_columns:
+            return torch.zeros_like(query), torch.zeros(query.shape[:3])
+        read = (reach.rows, slice(None), slice(reach.n_columns))
+        return weighed_attention(query, keys[read], values[read], reach.mask)
+
+
+Seen: TypeAlias = tuple[Tensor, Tensor]
+"""What attention over some of the columns gives [B, H, 1, D], and the logarithm of its weight [B, H, 1]."""
+
+
+def weighed_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Seen:
+    """Attention over some of the columns, on a CPU. torch's public function keeps the weight to itself.
+
+    mask: what is added to the scores.
+    """
+    seen: Seen = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, keys, values, attn_mask=mask
+    )
+    return seen
+
+
+def read_shared(query: Tensor, keys: Tensor, values: Tensor) -> Seen:
+    """What n slots see of the columns that all of them share. [n, H, 1, D], [1, H, P, D] twice
+
+    Slot by slot, for in one product a row might feel how many others there are; and head by head, so that a
+    head's columns stay in the cache for all slots.
+    """
+    n = len(query)
+    by_head = [each.transpose(0, 1).expand(-1, n, -1, -1) for each in (keys, values)]
+    seen, weight = weighed_attention(query.transpose(0, 1), *by_head)
+    return seen.transpose(0, 1), weight.transpose(0, 1)
+
+
+def joined(one: Seen, other: Seen) -> Tensor:
+    """Attention over two parts as attention over both."""
+    (one_seen, one_weight), (other_seen, other_weight) = one, other
+    # torch rounds a sigmoid otherwise in what is left behind whole vectors: none is, then.
+    n_heads = one_weight.shape[1]
+    more = F.pad((one_weight - other_weight).squeeze(-1), (0, -n_heads % WHOLE_VECTORS))
+    share = torch.sigmoid(more)[:, :n_heads, None, None]
+    wide = other_seen.to(share.dtype)
+    return (one_seen.to(share.dtype) - wide).mul_(share).add_(wide).to(one_seen.dtype)
+
+
+WHOLE_VECTORS = 32
+"""So many numbers fill torch's vectors, whatever the machine."""
+
+
+def added(reach: Reach, dtype: torch.dtype) -> Reach:
+    """With its mask as numbers to be added to scores."""
+    if reach.mask is None:
+        return reach
+    numbers = torch.zeros_like(reach.mask, dtype=dtype).masked_fill_(~reach.mask, -torch.inf)
+    return replace(reach, mask=numbers)
+
+
+def concatenated(parts: list[Tensor]) -> Tensor:
+    """One after another; a single one as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def exact_reaches(n_visible: Sequence[int]) -> list[Reach]:
@@ -132,27 +237,26 @@ def exact_reaches(n_visible: Sequence[int]) -> list[Reach]:
     return reaches
 
 
-def rounded_reaches(positions: Tensor, n_visible: Sequence[int], leap: int, most: int) -> list[Reach]:
+def rounded_reaches(frames: Tensor, n_visible: Sequence[int], leap: int, most: int) -> list[Reach]:
     """As `exact_reaches`, but what a slot reads is rounded up to whole leaps, and it hides the rest.
 
     Neighbours a few frames apart then share a call, and still none shapes what another computes.
     """
     rounded = [min(-(-n // leap) * leap, most) for n in n_visible]
     return [
-        replace(reach, mask=filled(positions[reach.rows], reach.n_columns))
-        for reach in exact_reaches(rounded)
+        replace(reach, mask=filled(frames[reach.rows], reach.n_columns)) for reach in exact_reaches(rounded)
     ]
 
 
-def masked_reach(positions: Tensor, n_columns: int) -> list[Reach]:
-    """All slots in one call over `n_columns`, each hiding what it has not filled. positions [B]
+def masked_reach(frames: Tensor, n_columns: int) -> list[Reach]:
+    """All slots in one call over `n_columns`, each hiding what it has not filled. frames [B]
 
     One kernel for the whole batch, whatever its positions: what a GPU wants.
     """
-    return [Reach(slice(None), n_columns, filled(positions, n_columns))]
+    return [Reach(slice(None), n_columns, filled(frames, n_columns))]
 
 
-def filled(positions: Tensor, n_columns: int) -> Tensor:
-    """Which of the first columns each slot has filled. positions [B] -> [B, 1, 1, n_columns]"""
-    columns = torch.arange(n_columns, device=positions.device)
-    return (columns <= positions[:, None])[:, None, None, :]
+def filled(frames: Tensor, n_columns: int) -> Tensor:
+    """Which of the first columns each slot has filled, with this frame. [B] -> [B, 1, 1, n_columns]"""
+    columns = torch.arange(n_columns, device=frames.device)
+    return (columns <= frames[:, None])[:, None, None, :]

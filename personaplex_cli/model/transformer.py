@@ -52,20 +52,18 @@ class Gating(nn.Module):
 
 
 def rotation(positions: Tensor, head_dim: int, theta: float) -> Tensor:
-    """Angles of the rotary embedding, as cosines and sines in float32. [B, T] -> [2, B, 1, T, D / 2]"""
+    """The turns of the rotary embedding, as numbers on the complex unit circle. [B, T] -> [B, 1, T, D / 2]"""
     pairs = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
     # exp of a log, as the reference: a power rounds otherwise, and at position 3,000 that shows.
     frequencies = torch.exp(pairs * (-math.log(theta) / head_dim))
     angles = positions[:, None, :, None].float() * frequencies
-    return torch.stack([angles.cos(), angles.sin()])
+    return torch.complex(angles.cos(), angles.sin())
 
 
-def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn interleaved pairs (2i, 2i + 1), in float32. x [B, H, T, D], angles [2, B, 1, T, D / 2]"""
-    cos, sin = angles.unbind(0)
-    even, odd = x.float().view(*x.shape[:-1], -1, 2).unbind(-1)
-    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
-    return turned.flatten(-2).to(x.dtype)
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """Turn interleaved pairs (2i, 2i + 1), in float32. x [..., B, H, T, D], turns [B, 1, T, D / 2]"""
+    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -77,11 +75,12 @@ class Attention(nn.Module):
         self.in_proj_weight: Weight = nn.Parameter(torch.empty(3 * config.hidden_size, config.hidden_size))
         self.out_proj = Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, angles: Tensor, memory: Memory, layer: int) -> Tensor:
+    def forward(self, x: Tensor, turns: Tensor, memory: Memory, layer: int) -> Tensor:
         """[B, T, D] -> [B, T, D]"""
         projected = linear(x, self.in_proj_weight).view(*x.shape[:2], 3, self.n_heads, -1)
-        query, key, value = projected.permute(2, 0, 3, 1, 4)
-        seen = memory.attend(layer, rotate(query, angles), rotate(key, angles), value)
+        projected = projected.permute(2, 0, 3, 1, 4)
+        query, key = rotate(projected[:2], turns)
+        seen = memory.attend(layer, query, key, projected[2])
         out: Tensor = self.out_proj(seen.transpose(1, 2).flatten(-2))
         return out
 
@@ -96,9 +95,9 @@ class Layer(nn.Module):
         self.norm2 = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.gating = Gating(config.hidden_size, config.intermediate_size)
 
-    def forward(self, x: Tensor, angles: Tensor, memory: Memory, layer: int) -> Tensor:
+    def forward(self, x: Tensor, turns: Tensor, memory: Memory, layer: int) -> Tensor:
         """[B, T, D] -> [B, T, D]"""
-        x = x + self.self_attn(self.norm1(x), angles, memory, layer)
+        x = x + self.self_attn(self.norm1(x), turns, memory, layer)
         out: Tensor = x + self.gating(self.norm2(x))
         return out
 
@@ -114,7 +113,7 @@ class TemporalTransformer(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, memory: Memory) -> Tensor:
         """x [B, T, D], positions [B, T] or [1, T]: frames since the slot began. -> [B, T, D]"""
-        angles = rotation(positions, self.head_dim, self.theta)
+        turns = rotation(positions, self.head_dim, self.theta)
         for index, layer in enumerate(self.layers):
-            x = layer(x, angles, memory, index)
+            x = layer(x, turns, memory, index)
         return x
