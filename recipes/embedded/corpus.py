@@ -9,7 +9,7 @@ import json
 import random
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embedded.domain import DAYS, NUMBERS, VOICE_SENTENCES, VOICES, Part, Role, of_part, role_values
+from recipes.embedded.domain import (
+    DAYS,
+    NUMBERS,
+    VOICE_SENTENCES,
+    VOICES,
+    Part,
+    Role,
+    invented,
+    of_part,
+    role_values,
+)
 from recipes.embedded.intents import INTENTS, UNKNOWN, holes, question
 from recipes.embedded.speech import FRAME, Pcm, Voice, onsets, users_voice, with_phones
 
@@ -78,13 +88,14 @@ def render_all(utterances: Iterable[Utterance], folder: Path, name: str) -> None
 
 
 def agents(n_roles: int) -> Iterator[Utterance]:
-    """For each voice, every reply that any of so many roles gives.
+    """For each voice, every reply that any of so many roles gives, and as many with made-up names.
 
     A role's replies are all there, or none is.
     """
     for voice in VOICES.values():
         rng = random.Random(f"agent {voice}")
         roles = [role_values(rng, unseen=False) for _ in range(n_roles)]
+        roles += [named_alone(invented(role, rng)) for role in roles]
         said: set[str] = set()
         for intent in INTENTS.values():
             for template in dict.fromkeys((*intent.replies, UNKNOWN)):
@@ -97,6 +108,11 @@ def agents(n_roles: int) -> Iterator[Utterance]:
                         said.add(text)
                         about = {"agent": True, "template": template, "role": asdict(role)}
                         yield Utterance(text, Voice("flite", voice), about)
+
+
+def named_alone(role: Role) -> Role:
+    """The role without what is not a name."""
+    return replace(role, opens=None, closes=None, item=None, price=None)
 
 
 def users(part: Part, n: int) -> Iterator[Utterance]:

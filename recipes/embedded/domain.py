@@ -147,17 +147,27 @@ def invented(role: Role, rng: random.Random) -> Role:
     number, _, road = str(role.address).rsplit(" ", 2)
     return replace(
         role,
-        name=made_up(rng),
-        business=f"{made_up(rng)} {str(role.business).split()[-1]}",
-        address=f"{number} {made_up(rng)} {road}",
+        name=made_up(of_part(names(), False), rng),
+        business=f"{made_up(of_part(FIRST_WORDS, False), rng)} {str(role.business).split()[-1]}",
+        address=f"{number} {made_up(of_part(STREETS, False), rng)} {road}",
     )
 
 
-def made_up(rng: random.Random) -> str:
-    """A word that might be a name: Tobel, Ramisto."""
-    syllables = [rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") + rng.choice(["", "", *"lmnrst"])
-                 for _ in range(rng.randint(2, 3))]  # fmt: skip
-    return "".join(syllables).capitalize()
+def made_up(words: Sequence[str], rng: random.Random) -> str:
+    """A word that might be a name: syllables (Tobel), or one word's head with another's tail (Rainley)."""
+    while True:
+        if rng.random() < 0.5:
+            word = "".join(syllable(rng) for _ in range(rng.randint(2, 3))).capitalize()
+        else:
+            head, tail = rng.choice(words), rng.choice(words)
+            word = head[: rng.randint(2, 4)] + tail[rng.randint(2, 3) :]
+        if not is_unseen(word):
+            return word
+
+
+def syllable(rng: random.Random) -> str:
+    """ram, to, bel, ..."""
+    return rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") + rng.choice(["", "", *"lmnrst"])
 
 
 PLAIN_ROLES = [
