@@ -47,7 +47,7 @@ from personaplex_cli.model.device import (
 )
 from personaplex_cli.model.linear import Weight, linear
 from personaplex_cli.model.lm import Lm
-from personaplex_cli.model.ring import RingStep
+from personaplex_cli.model.ring import KeysAndValues, RingStep
 from personaplex_cli.settings import Device, Sampling
 from personaplex_cli.studio import Studio, shown
 
@@ -262,10 +262,11 @@ def run_bench(subject: Subject, load: Load, on_row: Callable[[int], None] = lamb
 
 def check_memory(subject: Subject, load: Load, turn: Turn) -> None:
     """Raises SettingsError for batches whose keys and values the memory cannot hold."""
-    n_frames = turn.n_positions - frames_apart(turn.prompt.n_frames, subject.device)
-    columns = columns_for(n_frames, subject.config)
+    frame = kv_bytes_per_frame(subject.config, subject.dtype_name)
+    n_apart = frames_apart(turn.prompt.n_frames, subject.device)
+    columns = columns_for(turn.n_positions - n_apart, subject.config)
     for batch_size in load.batch_sizes:
-        n_bytes = batch_size * columns * kv_bytes_per_frame(subject.config, subject.dtype_name)
+        n_bytes = frame * (batch_size * columns + min(batch_size, load.n_personas) * n_apart)
         if n_bytes > (free := free_bytes(subject.device)):
             raise SettingsError(
                 f"--batch-size {batch_size}: keys and values take {shown(n_bytes)}, {shown(free)} are free"
@@ -371,7 +372,10 @@ class Parts:
     @property
     def n_columns(self) -> int:
         """Columns that a step reads: of rings, and of prompts that stand apart."""
-        return sum(self.n_visible) + sum(shared.n_columns for shared in self.shared)
+        prompts: dict[KeysAndValues, int] = {}
+        for shared in self.shared:
+            prompts[shared.past] = max(shared.n_columns, prompts.get(shared.past, 0))
+        return sum(self.n_visible) + sum(prompts.values())
 
     def hear(self) -> Tensor:
         """[B, D]"""

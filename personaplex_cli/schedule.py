@@ -69,10 +69,10 @@ def make_schedule(plan: Plan, studio: Studio, facts: Facts, choices: Choices) ->
             refused.append((job, error))
     reckoning = None
     if due:
-        # Of all that were planned, not of what is left: a run that goes on shall compute as it began.
         demand = Demand(
+            # Of all that were planned, not of what is left: a run that goes on shall compute as it began.
             n_jobs=len(plan.jobs),
-            n_personas=len(personas),
+            n_personas=len({job.persona for job in plan.jobs}),
             n_prompt_frames=max(each.n_prompt_frames for each in due),
             n_frames=max(each.n_frames for each in due),
         )

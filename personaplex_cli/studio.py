@@ -89,10 +89,12 @@ class Studio:
         frame = kv_bytes_per_frame(self.config, self.dtype_name)
         apart = frames_apart(demand.n_prompt_frames, self.device)
         prompt = frame * (demand.n_prompt_frames - 1)
-        slot = frame * columns_for(demand.n_prompt_frames + demand.n_frames - apart, self.config)
+        slot_frames = demand.n_prompt_frames + demand.n_frames - apart
+        slot = frame * columns_for(slot_frames, self.config)
 
         def n_prompts(n_slots: int) -> int:
-            return min(demand.n_personas, PROMPTS_KEPT + (n_slots if apart else 0))
+            # Those used last are kept, with the last that somebody sits with.
+            return min(demand.n_personas, PROMPTS_KEPT + (n_slots - 1 if apart else 0))
 
         def n_bytes(n_slots: int) -> int:
             return weights + CODEC_BYTES + n_slots * slot + n_prompts(n_slots) * prompt
@@ -102,10 +104,10 @@ class Studio:
         fitting = bisect_right(range(1, wanted + 1), free * MEMORY_SHARE, key=n_bytes)
         if not fitting and asked is None:
             raise SettingsError(
-                f"not enough memory: the weights take {shown(weights)}, a prompt of "
-                f"{demand.n_prompt_frames} frames {shown(prompt)}, a slot of {demand.n_frames} frames "
-                f"{shown(slot)}, and {shown(free)} are free; use --dtype bfloat16, shorter recordings, "
-                "a larger machine, or name a --batch-size to try all the same"
+                f"not enough memory: the weights take {shown(weights)}, {n_prompts(1)} x "
+                f"{demand.n_prompt_frames} frames of prompts {shown(n_prompts(1) * prompt)}, a slot of "
+                f"{slot_frames} frames {shown(slot)}, and {shown(free)} are free; use --dtype bfloat16, "
+                "shorter recordings, a larger machine, or name a --batch-size to try all the same"
             )
         n_slots = max(1, fitting)
         asked_for = f", {asked} do not fit" if asked and n_slots < asked else ""

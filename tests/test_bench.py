@@ -81,20 +81,20 @@ def test_the_json_tells_the_machine_the_model_and_a_row_a_batch_size() -> None:
 
 @pytest.mark.parametrize("n_personas", [1, 3, 9])
 def test_figures_that_follow_from_others_do_so(n_personas: int) -> None:
-    told = report("--batch-size", "4", "--personas", n_personas, *FEW)
+    told = report("--batch-size", "12", "--personas", n_personas, *FEW)
     (row,) = told["rows"]
     config = load_config(UNTRAINED).config
     assert row["bound_ms"] == pytest.approx(row["linear_ms"] + row["kv_ms"])
     assert row["step_over_bound"] == pytest.approx(row["step_ms"] / row["bound_ms"])
     assert row["codec_ms"] == pytest.approx(row["encode_ms"] + row["decode_ms"])
     # Slots stand one frame apart, and each persona's prompt is read once, but for its last frame.
-    n_columns = sum(1 + slot for slot in range(4)) + min(4, n_personas) * 11
+    n_columns = sum(1 + slot for slot in range(12)) + n_personas * 11
     kv_bytes = n_columns * kv_bytes_per_frame(config, "float32")
     assert row["kv_ms"] == pytest.approx(1000 * kv_bytes / told["machine"]["bytes_per_second"])
-    seconds_a_frame = (row["step_ms"] / 4 + row["codec_ms"]) / 1000
+    seconds_a_frame = (row["step_ms"] / 12 + row["codec_ms"]) / 1000
     assert row["frames_per_second"] == pytest.approx(1 / seconds_a_frame)
     assert row["times_real_time"] == pytest.approx(0.08 / seconds_a_frame)
-    assert row["lm_times_real_time"] == pytest.approx(0.08 / (row["step_ms"] / 4 / 1000))
+    assert row["lm_times_real_time"] == pytest.approx(0.08 / (row["step_ms"] / 12 / 1000))
 
 
 def test_the_parts_add_up_to_about_the_step() -> None:

@@ -159,14 +159,14 @@ def test_as_many_slots_are_taken_as_the_memory_holds(monkeypatch: pytest.MonkeyP
 def test_a_slot_with_a_persona_of_its_own_takes_a_prompt_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside those that are kept for the jobs to come."""
     studio = studio_with(monkeypatch, 0)
-    n_bytes = bytes_for(studio, 7, n_columns=63 + 40, n_prompt_columns=PROMPTS_KEPT * 40)
+    n_bytes = bytes_for(studio, 7, n_columns=63 + 40, n_prompt_columns=(PROMPTS_KEPT - 1) * 40)
     studio = studio_with(monkeypatch, n_bytes)
     assert studio.reckon(long(n_personas=1000)).n_slots == 7
     assert studio.reckon(long(n_personas=3)).n_slots > 12
     # On a GPU prompts are copied into the rings, which hold no more than the window.
     studio.device = torch.device("cuda")
     reckoning = studio.reckon(long(n_personas=1000))
-    assert reckoning.n_slots == (7 * 103 + 51) // 63
+    assert reckoning.n_slots == (7 * 103 + 51 - 40) // 63
     assert reckoning.line.count(f" + {PROMPTS_KEPT} x ") == 1
 
 
@@ -183,8 +183,8 @@ def test_too_little_memory_for_one_slot_is_refused_with_the_reckoning(
     with pytest.raises(SettingsError) as caught:
         studio.reckon(long(n_jobs=1))
     message = caught.value.message
-    assert message.startswith("not enough memory: the weights take 1.70 MiB, a prompt of 41 frames ")
-    assert "a slot of 5000 frames" in message
+    assert message.startswith("not enough memory: the weights take 1.70 MiB, 1 x 41 frames of prompts ")
+    assert "a slot of 5001 frames" in message
     assert "1.00 GiB are free" in message
     assert "--batch-size" in message
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -24,11 +25,19 @@ from personaplex_cli.engine import step as step_room
 from personaplex_cli.engine.generate import generate
 from personaplex_cli.engine.graph import StepGraphs
 from personaplex_cli.engine.sampling import Draws
-from personaplex_cli.engine.slots import Slots
+from personaplex_cli.engine.slots import PROMPTS_KEPT, Slots
 from personaplex_cli.engine.step import Block, read_prompt
 from personaplex_cli.engine.turns import FREE, Prompt, Reply, Turn, lay_out
 from personaplex_cli.model.lm import Lm
-from personaplex_cli.model.ring import joined, masked_reach, read_shared, rounded_reaches, weighed_attention
+from personaplex_cli.model.ring import (
+    KeysAndValues,
+    joined,
+    masked_reach,
+    read_shared,
+    rounded_reaches,
+    weighed_attention,
+)
+from personaplex_cli.model.transformer import rotate, rotation
 from personaplex_cli.model.weights import load_lm
 from personaplex_cli.prompt import Voice, load_voice, make_prompt
 from personaplex_cli.settings import Sampling
@@ -349,6 +358,21 @@ def test_in_half_precision_too_a_reply_is_the_same_in_any_company(tiny_config: P
         assert torch.equal(replies(lm, [turn], 3, Sampling())[0], together[place])
 
 
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_a_rows_turn_does_not_depend_on_the_rows_beside_it(n_threads: int) -> None:
+    """At the published widths, where threads share the work and may end in the midst of a vector."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        x = torch.randn(20, 32, 1, 128, generator=torch.Generator().manual_seed(1))
+        turns = rotation(torch.arange(20)[:, None] * 97, 128, 10000)
+        together = rotate(x, turns)
+        for row in range(20):
+            assert torch.equal(rotate(x[row : row + 1], turns[:, row : row + 1]), together[row : row + 1])
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("n_columns", [1, 7, 64, 149])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_what_a_slot_sees_of_a_shared_prompt_does_not_depend_on_who_shares_it(
@@ -445,6 +469,64 @@ def test_a_persona_is_read_once_and_in_one_pass(
     assert len(read) == 2
     assert sorted(n for n in calls if n > 1) == sorted({turn.prompt.n_frames - 1 for turn in turns})
     assert calls.count(1) == 3 * 11
+
+
+def with_personas(config: PersonaPlexConfig, n_personas: int, n_turns: int) -> list[Turn]:
+    """Turns of ten frames, whose personas take turns."""
+    user = torch.zeros(8, 10, dtype=torch.long)
+    personas = [make_prompt(Voice(0), [5, key], config) for key in range(n_personas)]
+    return [lay_out(personas[key % n_personas], user, config, name=f"{key}") for key in range(n_turns)]
+
+
+def test_what_somebody_still_shares_is_not_read_again(tiny_config: PersonaPlexConfig, tiny_lm: Lm) -> None:
+    n_personas = PROMPTS_KEPT + 3
+    slots = Slots(tiny_lm, 2 * n_personas, Draws.of(GREEDY, tiny_config))
+    slots.admit(iter(with_personas(tiny_config, n_personas, 2 * n_personas)))
+    shared = slots.next_block().shared[0]
+    assert len(shared) == n_personas
+    assert len({each.past for each in shared}) == n_personas
+    assert len(slots.prompts.held) == n_personas
+    del shared
+    list(slots.retire(slots.run(slots.next_block())))
+    assert len(slots.prompts.held) == PROMPTS_KEPT
+
+
+def test_turns_that_begin_again_leave_their_prompts_memory_behind(
+    tiny_config: PersonaPlexConfig, tiny_lm: Lm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: WeakSet[KeysAndValues] = WeakSet()
+    run, runs = Slots.run, []
+
+    def remembered(lm: Lm, prompt: Prompt) -> KeysAndValues:
+        past = read_prompt(lm, prompt)
+        alive.add(past)
+        return past
+
+    def run_short_of_memory(slots: Slots, block: Block) -> Tensor:
+        runs.append(len(alive))
+        if len(runs) == 1:
+            raise MemoryError
+        return run(slots, block)
+
+    monkeypatch.setattr(slots_room, "read_prompt", remembered)
+    monkeypatch.setattr(Slots, "run", run_short_of_memory)
+    turns = with_personas(tiny_config, 6, 6)
+    assert len(list(generate(tiny_lm, turns, n_slots=6, sampling=GREEDY))) == 6
+    # Three slots at first, and those that they had before.
+    assert runs == [6, 3, 6]
+
+
+def test_a_prompt_that_nobody_sees_any_more_is_let_go(tiny_config: PersonaPlexConfig, tiny_lm: Lm) -> None:
+    (turn,) = some_turns(tiny_config, [90])
+    slots = Slots(tiny_lm, 1, Draws.of(GREEDY, tiny_config))
+    slots.admit(iter([turn]))
+    (seat,) = slots.occupied
+    seen = []
+    while slots.occupied:
+        seen.append(seat.past is not None)
+        list(slots.retire(slots.run(slots.next_block())))
+    # The window of 63 holds the prompt's last column until 63 steps have been made.
+    assert seen == [True, True, False]
 
 
 class NoWordToTheHost(TorchDispatchMode):

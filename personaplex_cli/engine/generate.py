@@ -41,16 +41,18 @@ def generate(
         except (RuntimeError, MemoryError) as error:
             if not slots.occupied or not is_out_of_memory(error):
                 raise
-        begun = slots.occupied
+        # The turns alone: their seats hold memory.
+        begun = [seat.turn for seat in slots.occupied]
+        n_frames = sum(seat.n_frames_done for seat in slots.occupied)
         del slots
         release_memory(lm.device)
-        on_frames(-sum(seat.n_frames_done for seat in begun), 0)
+        on_frames(-n_frames, 0)
         if n_slots == 1:
-            yield Unanswered(begun[0].turn)
+            yield Unanswered(begun[0])
             continue
         n_slots //= 2
         on_shrink(n_slots, len(begun))
-        waiting = chain([seat.turn for seat in begun], waiting)
+        waiting = chain(begun, waiting)
 
 
 @torch.inference_mode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -41,7 +42,9 @@ class Seat:
     turn: Turn
     tape: Tape
     past: KeysAndValues | None = None
-    """The prompt's memory where that stands apart from the ring."""
+    """The prompt's memory where that stands apart from the ring, as long as any of it is seen."""
+    n_apart: int = 0
+    """Its columns."""
     n_done: int = 0
     drawn: list[Tensor] = field(default_factory=list)
 
@@ -64,27 +67,26 @@ class Seat:
         """Of the column that the next step reads."""
         return self.turn.prompt.n_frames - 1 + self.n_done
 
-    @property
-    def n_apart(self) -> int:
-        """Columns that are not in the ring."""
-        return self.past.n_columns if self.past else 0
-
 
 class PromptCache:
-    """The keys and values of the personas used last: a persona is read once for all its jobs."""
+    """The keys and values of personas: those used last, and those that anybody still holds.
+
+    A persona is read once for all its jobs that begin while it is there.
+    """
 
     def __init__(self, lm: Lm) -> None:
         self.lm = lm
-        self.kept: OrderedDict[Prompt, KeysAndValues] = OrderedDict()
+        self.last: OrderedDict[Prompt, KeysAndValues] = OrderedDict()
+        self.held: WeakValueDictionary[Prompt, KeysAndValues] = WeakValueDictionary()
 
     def past_of(self, prompt: Prompt) -> KeysAndValues:
         """[1, H, P - 1, D] a layer."""
-        if prompt not in self.kept:
-            if len(self.kept) == PROMPTS_KEPT:
-                self.kept.popitem(last=False)
-            self.kept[prompt] = read_prompt(self.lm, prompt)
-        self.kept.move_to_end(prompt)
-        return self.kept[prompt]
+        if prompt not in self.last and len(self.last) == PROMPTS_KEPT:
+            self.last.popitem(last=False)
+        past = self.held.get(prompt) or read_prompt(self.lm, prompt)
+        self.held[prompt] = self.last[prompt] = past
+        self.last.move_to_end(prompt)
+        return past
 
 
 class Slots:
@@ -124,7 +126,7 @@ class Slots:
         seat = self.seat(slot, turn)
         past = self.prompts.past_of(turn.prompt)
         if frames_apart(turn.prompt.n_frames, self.lm.device):
-            seat.past = past
+            seat.past, seat.n_apart = past, past.n_columns
         self.make_room(turn)
         if not seat.past:
             self.ring.place(slot, past)
@@ -170,11 +172,13 @@ class Slots:
         window first."""
         groups: defaultdict[tuple[KeysAndValues, int], list[int]] = defaultdict(list)
         for slot, seat in enumerate(self.seats):
-            if seat and seat.past:
-                n_hidden = max(0, seat.position + n_later + 1 - self.lm.config.ring_columns)
-                if n_hidden < seat.n_apart:
-                    groups[seat.past, n_hidden].append(slot)
+            if seat and seat.past and (n_hidden := self.n_hidden(seat, n_later)) < seat.n_apart:
+                groups[seat.past, n_hidden].append(slot)
         return [Shared(rows_of(slots), past, n_hidden) for (past, n_hidden), slots in groups.items()]
+
+    def n_hidden(self, seat: Seat, n_later: int = 0) -> int:
+        """Positions that have left a seat's window when it takes a step, now or some steps from now."""
+        return max(0, seat.position + n_later + 1 - self.lm.config.ring_columns)
 
     def run(self, block: Block) -> Tensor:
         """Take every slot through a block. -> [n, B, 9] on the host"""
@@ -194,6 +198,8 @@ class Slots:
             # A copy: a view would keep the tokens of all slots alive.
             seat.drawn.append(drawn[:, slot].clone())
             seat.n_done += drawn.shape[0]
+            if self.n_hidden(seat) >= seat.n_apart:
+                seat.past = None
             if not seat.n_left:
                 self.seats[slot] = None
                 yield Reply(seat.turn, remove_delays(torch.cat(seat.drawn).T, self.lm.config))

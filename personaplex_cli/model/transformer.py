@@ -52,18 +52,26 @@ class Gating(nn.Module):
 
 
 def rotation(positions: Tensor, head_dim: int, theta: float) -> Tensor:
-    """The turns of the rotary embedding, as numbers on the complex unit circle. [B, T] -> [B, 1, T, D / 2]"""
+    """Turns of the rotary embedding in float32: by cosines, and by sines with their signs.
+
+    [B, T] -> [2, B, 1, T, D]
+    """
     pairs = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
     # exp of a log, as the reference: a power rounds otherwise, and at position 3,000 that shows.
     frequencies = torch.exp(pairs * (-math.log(theta) / head_dim))
     angles = positions[:, None, :, None].float() * frequencies
-    return torch.complex(angles.cos(), angles.sin())
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([torch.stack([cos, cos], dim=-1), torch.stack([-sin, sin], dim=-1)]).flatten(-2)
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Turn interleaved pairs (2i, 2i + 1), in float32. x [..., B, H, T, D], turns [B, 1, T, D / 2]"""
-    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+    """Turn interleaved pairs (2i, 2i + 1), in float32. x [..., B, H, T, D], turns [2, B, 1, T, D]"""
+    # No complex numbers: torch rounds their products otherwise in what is left behind whole vectors.
+    along, across = turns
+    wide = x.float()
+    swapped = wide.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
+    turned: Tensor = wide * along + swapped * across
+    return turned.to(x.dtype)
 
 
 class Attention(nn.Module):
