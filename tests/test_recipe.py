@@ -28,8 +28,8 @@ pytest.importorskip("pocketsphinx", reason="the recipe's packages are not instal
 pytest.importorskip("faker", reason="the recipe's packages are not installed: pip install '.[recipe]'")
 
 from recipes.embedded import codec as training_codec  # noqa: E402
-from recipes.embedded import evaluate, export, lm  # noqa: E402
-from recipes.embedded.domain import Role, is_unseen, role_text, role_values  # noqa: E402
+from recipes.embedded import corpus, evaluate, export, lm  # noqa: E402
+from recipes.embedded.domain import KINDS, Role, invented, is_unseen, role_text, role_values  # noqa: E402
 from recipes.embedded.hearing import words  # noqa: E402
 from recipes.embedded.intents import INTENTS, Intent, Question, question, reply_to  # noqa: E402
 
@@ -166,6 +166,29 @@ def test_unseen_values_are_never_met_in_training() -> None:
         unseen = role_values(rng, unseen=True)
         assert is_unseen(str(unseen.name))
         assert is_unseen(str(unseen.business).split()[0])
+
+
+def test_made_up_names_are_none_that_are_kept_out_of_training() -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        role = invented(role_values(rng, unseen=False), rng)
+        first, kind = str(role.business).split()
+        assert not any(map(is_unseen, (str(role.name), first, str(role.address).split()[-2])))
+        assert kind in KINDS
+
+
+def test_agents_say_everything_of_a_role_and_the_names_of_a_made_up_one() -> None:
+    said = [utterance for utterance in corpus.agents(3) if utterance.voice.name == "slt"]
+    roles = {tuple(utterance.about["role"].items()): utterance.about["role"] for utterance in said}
+    whole = [role for role in roles.values() if all(role.values())]
+    names_alone = [role for role in roles.values() if role["name"] and not role["price"]]
+    assert (len(whole), len(names_alone)) == (3, 3)
+    texts = {utterance.text for utterance in said}
+    for values in [*whole, *names_alone]:
+        role = Role(**values)
+        for intent in INTENTS:
+            asked = question(intent, "train", random.Random(1), role.item)
+            assert reply_to(asked, role)[0] in texts
 
 
 def plain(phrasing: str) -> str:

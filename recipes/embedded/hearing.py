@@ -10,9 +10,10 @@ import numpy as np
 import soxr
 from pocketsphinx import Decoder
 
-from recipes.embedded.speech import RATE, Pcm
+from recipes.embedded.speech import RATE, Pcm, trimmed
 
 HEARD_RATE = 16000
+SILENCE = 0.01
 
 PHONES = """
     AA AE AH AO AW AY B CH D DH EH ER EY F G HH IH IY JH K L M N NG OW OY P R S SH T TH UH UW V W Y Z ZH
@@ -58,7 +59,8 @@ class Ears:
         peak = float(np.abs(pcm).max(initial=0))
         if peak < 1e-3:
             return ""
-        heard = np.pad(soxr.resample(pcm, RATE, HEARD_RATE), HEARD_RATE // 4)
+        # In a long silence that is not quite silent the recogniser loses its way.
+        heard = np.pad(soxr.resample(trimmed(pcm, SILENCE), RATE, HEARD_RATE), HEARD_RATE // 4)
         self.decoder.start_utt()
         self.decoder.process_raw((heard / peak * 16000).astype(np.int16).tobytes(), full_utt=True)
         self.decoder.end_utt()
