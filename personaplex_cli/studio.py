@@ -20,7 +20,7 @@ from personaplex_cli.text import Tokenizer
 
 MOST_SLOTS = {"cpu": 32, "mps": 32, "cuda": 128}
 """More rows than this no longer make a step's frames cheaper."""
-MEMORY_SHARE = 0.8
+MEMORY_SHARE = 0.9
 CODEC_BYTES = 1_500_000_000
 """What the published codec takes at work, weights included."""
 
