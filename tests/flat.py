@@ -57,10 +57,11 @@ def show(name: str, costs: dict[int, Cost], per: dict[int, float]) -> None:
 
 
 def files(folder: Path, numbers: Sequence[int], batch_size: int) -> None:
-    """Runs over many recordings of half a second."""
-    start = cost_of(record(folder / "one" / "a.wav", 0.5), folder / "out", batch_size).seconds
+    """Runs over many recordings of half a second, less a first batch, in which things are done once."""
+    first = record_all(folder / "first", [0.5] * batch_size)
+    start = cost_of(first, folder / "out", batch_size).seconds
     costs = {n: cost_of(record_all(folder / f"{n}", [0.5] * n), folder / "out", batch_size) for n in numbers}
-    show("files", costs, {n: (cost.seconds - start) / (n - 1) for n, cost in costs.items()})
+    show("files", costs, {n: (cost.seconds - start) / (n - batch_size) for n, cost in costs.items()})
 
 
 def minutes(folder: Path, numbers: Sequence[int]) -> None:
@@ -74,7 +75,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--files", type=int, nargs="*", default=[50, 500, 5000])
     parser.add_argument("--minutes", type=int, nargs="*", default=[5, 120])
-    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--batch-size", type=int, default=10)
     options = parser.parse_args()
     if options.files:
         files(options.folder, options.files, options.batch_size)
