@@ -123,7 +123,7 @@ class Slots:
     def sit(self, slot: int, turn: Turn) -> None:
         """Begin a turn: its prompt's memory is at hand, its first column laid."""
         # Seated first: if the memory runs out below, the turn is known to have begun.
-        seat = self.seat(slot, turn)
+        seat = self.seats[slot] = Seat(turn, Tape(turn.seed, turn.name, self.draws.n_draws))
         past = self.prompts.past_of(turn.prompt)
         if frames_apart(turn.prompt.n_frames, self.lm.device):
             seat.past, seat.n_apart = past, past.n_columns
@@ -131,12 +131,6 @@ class Slots:
         if not seat.past:
             self.ring.place(slot, past)
         self.columns[slot] = turn.live[:, 0].to(self.columns.device)
-
-    def seat(self, slot: int, turn: Turn) -> Seat:
-        """Give a slot to a turn, whatever its memory holds."""
-        seat = Seat(turn, Tape(turn.seed, turn.name, self.draws.n_draws))
-        self.seats[slot] = seat
-        return seat
 
     def make_room(self, turn: Turn) -> None:
         """Rings are as long as the longest turn so far, up to the context."""
