@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ from personaplex_cli.cli import app
 from personaplex_cli.config.facts import expected_tensors
 from personaplex_cli.config.tree import PAD
 from personaplex_cli.model.checkpoint import EMBEDDED, TOKENIZER, WEIGHTS, Checkpoint, open_checkpoint
+from personaplex_cli.model.voices import FOLDER
+from personaplex_cli.settings import Device, Persona
+from personaplex_cli.studio import Studio
 from personaplex_cli.text import Tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -114,9 +119,43 @@ def test_the_licence_is_the_projects() -> None:
 def test_the_voices_are_short_recordings_in_the_models_format(checkpoint: Checkpoint) -> None:
     assert checkpoint.voices.names() == ["female", "male"]
     for name in checkpoint.voices.names():
-        voice = soundfile.info(checkpoint.voices.path(name))
+        voice = soundfile.info(recorded_voice(name))
         assert (voice.samplerate, voice.channels) == (24000, 1)
         assert 1.0 < voice.duration < 5.0
+
+
+def test_a_voice_is_ready_as_the_recording_beside_it_would_be_prepared(checkpoint: Checkpoint) -> None:
+    studio = Studio(checkpoint, Device("cpu", "float32"))
+    for name in checkpoint.voices.names():
+        assert checkpoint.voices.path(name).suffix == ".pt"
+        ready, recorded = (
+            studio.prompts.prompt_of(Persona(voice, "You work for Star Pizza."))
+            for voice in (name, str(recorded_voice(name)))
+        )
+        assert ready.embeddings is not None
+        n_ready = len(ready.embeddings)
+        assert torch.equal(ready.forced[:, n_ready:], recorded.forced[:, n_ready:])
+        assert torch.equal(ready.embeddings, studio.lm.embed(recorded.forced[:, :n_ready].T))
+
+
+def recorded_voice(name: str) -> Path:
+    return EMBEDDED / FOLDER / f"{name}.wav"
+
+
+def test_a_reply_comes_without_scipy_and_without_torchs_compiler(tmp_path: Path) -> None:
+    recording = SAMPLE_AUDIO / "telephone.wav"
+    arguments = ["convert", str(recording), str(tmp_path), "--quiet", "--model", "embedded"]
+    lines = [
+        "import sys",
+        "from personaplex_cli.cli import app",
+        f"app({arguments}, standalone_mode=False)",
+        "sys.exit(' '.join({'scipy', 'torch._dynamo', 'torch._inductor'} & set(sys.modules)) or 0)",
+    ]
+    result = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "telephone.wav").exists()
 
 
 # ---- the language model and its vocabulary ----
@@ -191,7 +230,7 @@ def test_silence_is_said_as_silence(codec: Codec, checkpoint: Checkpoint) -> Non
 
 def test_a_voice_sounds_like_itself_when_it_has_been_coded(codec: Codec, checkpoint: Checkpoint) -> None:
     for name in checkpoint.voices.names():
-        pcm = pcm_of(checkpoint.voices.path(name))
+        pcm = pcm_of(recorded_voice(name))
         again = decode(codec, codec.encode([[pcm]])[0])[: len(pcm)]
         one, other = (spectrogram(sound) for sound in (pcm, again))
         loud = one > np.percentile(one, 60)
@@ -244,8 +283,8 @@ def test_replies_are_as_loud_as_speech(replies: Path) -> None:
         assert np.abs(pcm).max() < 1.0
 
 
-def test_each_call_is_answered_in_its_voice(replies: Path, checkpoint: Checkpoint) -> None:
-    heights = {name: pitch(pcm_of(checkpoint.voices.path(name))) for name in ("female", "male")}
+def test_each_call_is_answered_in_its_voice(replies: Path) -> None:
+    heights = {name: pitch(pcm_of(recorded_voice(name))) for name in ("female", "male")}
     border = (heights["female"] * heights["male"]) ** 0.5
     assert heights["female"] > 1.3 * heights["male"]
     for line in (SAMPLE_AUDIO / "calls.jsonl").read_text().splitlines():

@@ -18,7 +18,6 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyloudnorm
 import soundfile
 import soxr
 
@@ -387,6 +386,9 @@ def read_voice(path: Path, sample_rate: int) -> Pcm:
         raise AudioError(
             f"{path}: a voice of {seconds:.2f} s is too short; {SHORTEST_VOICE_SECONDS} s at least"
         )
+    # scipy stands behind it and takes most of a second to import: for recorded voices alone.
+    import pyloudnorm
+
     loudness = pyloudnorm.Meter(sample_rate).integrated_loudness(pcm)
     if not np.isfinite(loudness):
         raise AudioError(f"{path}: a silent voice cannot be brought to {VOICE_LUFS:.0f} LUFS")

@@ -20,8 +20,14 @@ from personaplex_cli.model.linear import Int8Weight, Linear, Weight
 from personaplex_cli.model.transformer import Memory, RMSNorm, TemporalTransformer
 
 
-class TokenEmbedding(nn.Embedding):
+class TokenEmbedding(nn.Module):
     """A table of token embeddings; token -1 is the zero vector."""
+
+    def __init__(self, n_tokens: int, width: int) -> None:
+        super().__init__()
+        # Not an `nn.Embedding`: that draws its numbers, and on the meta device torch's compiler is imported
+        # for it, which takes longer than loading a small model.
+        self.weight = nn.Parameter(torch.empty(n_tokens, width))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[...] -> [..., D]"""

@@ -24,8 +24,11 @@ from personaplex_cli.config.tree import (
     PersonaPlexDepformerConfig,
     PersonaPlexMimiConfig,
 )
-from personaplex_cli.model.checkpoint import NOTICE, TOKENIZER, WEIGHTS
+from personaplex_cli.model.checkpoint import NOTICE, TOKENIZER, WEIGHTS, open_checkpoint
 from personaplex_cli.model.voices import FOLDER
+from personaplex_cli.prompt import make_prompt
+from personaplex_cli.settings import Device, Persona
+from personaplex_cli.studio import Studio
 from recipes.embedded.codec import CARD, codec_kwargs
 from recipes.embedded.corpus import Speech
 from recipes.embedded.speech import FRAME, RATE
@@ -161,3 +164,24 @@ def write(
     voices = Speech(work / "corpus", "voices")
     for index, entry in reversed(list(enumerate(voices.entries))):
         soundfile.write(out / FOLDER / f"{entry['about']['name']}.wav", voices[index], RATE, subtype="PCM_16")
+    write_ready_voices(out)
+
+
+def write_ready_voices(model: Path) -> None:
+    """Beside each recorded voice of a model its `.pt`, which takes no time to prepare; float32 is exact."""
+    studio = Studio(open_checkpoint(str(model)), Device("cpu", "float32"))
+    for path in sorted((model / FOLDER).glob("*.wav")):
+        voice = studio.prompts.voice_of(Persona(str(path), role=""))
+        forced = make_prompt(voice, [], studio.config).forced
+        n_columns = max(studio.config.delays) + 3
+        cache = torch.stack([forced[:, at] for at in ring_positions(voice.n_frames, n_columns)], dim=1)
+        with torch.inference_mode():
+            embeddings = studio.lm.embed(forced[:, : voice.n_frames - 1].T)
+        held = {"embeddings": embeddings.clone()[:, None, None], "cache": cache[None]}
+        torch.save(held, path.with_suffix(".pt"))
+
+
+def ring_positions(n_frames: int, n_columns: int) -> list[int]:
+    """The last positions that a voice reaches into, as a ring holds them: position p is column p % n."""
+    last = range(n_frames + 1 - n_columns, n_frames + 1)
+    return sorted(last, key=lambda position: position % n_columns)
