@@ -45,7 +45,8 @@ def build(out: Path, config: PersonaPlexConfig) -> None:
     out.mkdir(parents=True)
     (out / "config.json").write_text(render_config(config, "json"), encoding="utf-8")
     shutil.copyfile(EMBEDDED / TOKENIZER, out / TOKENIZER)
-    shutil.copytree(EMBEDDED / FOLDER, out / FOLDER)
+    # The `.pt` beside each recording holds embeddings of the embedded model alone.
+    shutil.copytree(EMBEDDED / FOLDER, out / FOLDER, ignore=shutil.ignore_patterns("*.pt"))
     save_file(mimi_tensors(config), out / config.resolved_mimi_name)
     shard_of = {}
     for number, tensors in enumerate(shards(config)):

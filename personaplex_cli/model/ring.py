@@ -184,15 +184,36 @@ def weighed_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor 
 
 
 def read_shared(query: Tensor, keys: Tensor, values: Tensor) -> Seen:
-    """What n slots see of the columns that all of them share. [n, H, 1, D], [1, H, P, D] twice
+    """What n slots see of the columns that all of them share. [n, H, 1, D], [1, H, P, D] twice"""
+    read = row_by_row if query.dtype == torch.float32 else in_blocks
+    return read(query, keys, values)
 
-    Slot by slot, for in one product a row might feel how many others there are; and head by head, so that a
-    head's columns stay in the cache for all slots.
+
+def row_by_row(query: Tensor, keys: Tensor, values: Tensor) -> Seen:
+    """As `read_shared`, slot by slot: in one product a row might feel how many others there are.
+
+    Head by head, so that a head's columns stay in the cache for all slots.
     """
     n = len(query)
     by_head = [each.transpose(0, 1).expand(-1, n, -1, -1) for each in (keys, values)]
     seen, weight = weighed_attention(query.transpose(0, 1), *by_head)
     return seen.transpose(0, 1), weight.transpose(0, 1)
+
+
+def in_blocks(query: Tensor, keys: Tensor, values: Tensor) -> Seen:
+    """As `read_shared`, in products of many slots at once, filled up to whole tiles of the processor's."""
+    blocks = []
+    for begin in range(0, len(query), MOST_ROWS):
+        block = query[begin : begin + MOST_ROWS].permute(2, 1, 0, 3)
+        n = block.shape[2]
+        seen, weight = weighed_attention(F.pad(block, (0, 0, 0, -n % TILE_ROWS)), keys, values)
+        blocks.append((seen[:, :, :n].permute(2, 1, 0, 3), weight[:, :, :n].permute(2, 1, 0)))
+    seen, weight = (concatenated(list(each)) for each in zip(*blocks, strict=True))
+    return seen, weight
+
+
+TILE_ROWS, MOST_ROWS = 16, 32
+"""torch's kernel takes another way for products of fewer rows and of more, and rounds otherwise there."""
 
 
 def joined(one: Seen, other: Seen) -> Tensor:
