@@ -46,13 +46,13 @@ class Scale:
 SCALES = {
     "full": Scale(
         n_roles=600,
-        n_questions=24_000,
+        n_questions=48_000,
         n_heard=600,
         n_words=1_200,
         codec_steps=6_000,
         decoder_steps=3_000,
-        n_calls=6_500,
-        lm_steps=7_900,
+        n_calls=14_500,
+        lm_steps=15_700,
         evaluated_calls=64,
         n_workers=2,
     ),

@@ -112,7 +112,7 @@ def steady_codes(codec: Codec, frame: Pcm) -> tuple[int, ...]:
 # ---- the language model ----
 
 
-TEXT_SHARPNESS, CODE_SHARPNESS = 4.0, 2.0
+TEXT_SHARPNESS, CODE_SHARPNESS = 4.0, 2.5
 """Logits are multiplied by these. The default temperatures are those of a model of 7 billion parameters, far
 surer of itself: at them, a small one would say what it merely thinks possible."""
 

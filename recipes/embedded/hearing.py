@@ -14,6 +14,9 @@ from recipes.embedded.speech import RATE, Pcm, trimmed
 
 HEARD_RATE = 16000
 SILENCE = 0.01
+BEAM = 1e-60
+"""A path that is so much less likely than the best is given up. With pocketsphinx's own beams, those of
+dictation, whole sentences are given up before they end, and nothing is heard."""
 
 PHONES = """
     AA AE AH AO AW AY B CH D DH EH ER EY F G HH IH IY JH K L M N NG OW OY P R S SH T TH UH UW V W Y Z ZH
@@ -48,7 +51,9 @@ class Ears:
     """Hears one of a closed set of sentences: which of them does it sound most like?"""
 
     def __init__(self, sentences: Iterable[str]) -> None:
-        self.decoder = Decoder(samprate=HEARD_RATE, loglevel="FATAL", lm=None)
+        self.decoder = Decoder(
+            samprate=HEARD_RATE, loglevel="FATAL", lm=None, beam=BEAM, wbeam=BEAM, pbeam=BEAM, maxhmmpf=-1
+        )
         spellings = sorted({" ".join(words(sentence)) for sentence in sentences})
         grammar = f"#JSGF V1.0; grammar replies; public <reply> = {' | '.join(spellings)};"
         self.decoder.add_jsgf_string("replies", grammar)

@@ -64,6 +64,7 @@ INTENTS: dict[str, Intent] = {
         ways("""
             (hello|hi|hey)
             (hello|hi|hey) there
+            (hello|hi), (hello|hi|hey)
             (hello|hi) again
             (|hello, |hi, |hey, )good (morning|afternoon|evening|day)
             good (morning|afternoon|evening|day) to you

@@ -6,6 +6,7 @@ Agents are spoken by flite, which recognisers understand well. Users are spoken 
 from __future__ import annotations
 
 import io
+import math
 import random
 import re
 import subprocess
@@ -41,6 +42,10 @@ VARIANTS = {
 }
 """espeak-ng's variants of a voice that sound like people. No part's voices are another's."""
 FLITES = {"train": ["kal16", "slt", "rms"], "dev": ["awb"], "test": ["awb"]}
+FLITE_SHARE = {"train": 0.4, "dev": 0.2, "test": 0.2}
+"""flite's few voices are harder to understand than espeak-ng's many."""
+OWN_PITCH = {"kal16": 90, "slt": 173, "awb": 133}
+"""Hertz; rms cannot be told another."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +58,19 @@ class Voice:
     """Faster above one."""
     height: float = 1.0
     """Pitch and formants together; the voice of a smaller person above one."""
+    pitch: float = 1.0
+    """Pitch alone; a higher voice above one."""
 
 
 def users_voice(part: Part, rng: random.Random) -> Voice:
-    """A voice of a part, at random."""
-    if rng.random() < 0.2:
-        name = rng.choice(FLITES[part])
-        return Voice("flite", name, rng.uniform(0.85, 1.3), rng.uniform(0.82, 1.25))
-    name = f"{rng.choice(ACCENTS)}+{rng.choice(VARIANTS[part])}"
-    return Voice("espeak-ng", name, rng.uniform(0.7, 1.15), rng.uniform(0.88, 1.14))
+    """A voice of a part, at random; those that are learnt from differ more than their engines make them."""
+    if rng.random() < FLITE_SHARE[part]:
+        engine, name = "flite", rng.choice(FLITES[part])
+        speed, height = rng.uniform(0.85, 1.3), rng.uniform(0.82, 1.25)
+    else:
+        engine, name = "espeak-ng", f"{rng.choice(ACCENTS)}+{rng.choice(VARIANTS[part])}"
+        speed, height = rng.uniform(0.7, 1.15), rng.uniform(0.88, 1.14)
+    return Voice(engine, name, speed, height, rng.uniform(0.7, 1.4) if part == "train" else 1.0)
 
 
 def spoken(text: str, voice: Voice) -> Pcm:
@@ -80,9 +89,14 @@ def with_phones(text: str, voice: Voice) -> tuple[Pcm, Phones]:
         if voice.engine == "flite":
             stretch = f"duration_stretch={voice.height / voice.speed:.3f}"
             command = ["flite", "-voice", voice.name, "--setf", stretch, "-psdur", "-t", text, "-o", str(out)]
+            if voice.pitch != 1.0 and voice.name in OWN_PITCH:
+                command += ["--setf", f"int_f0_target_mean={voice.pitch * OWN_PITCH[voice.name]:.0f}"]
         else:
             speed = round(175 * voice.speed / voice.height)
-            command = ["espeak-ng", "-v", voice.name, "-s", str(speed), "-w", str(out), text]
+            # Of 100 steps of pitch, 50 is a voice's own, and 55 make an octave.
+            pitch = round(50 + 55 * math.log2(voice.pitch))
+            manner = ["-v", voice.name, "-s", str(speed), "-p", str(pitch)]
+            command = ["espeak-ng", *manner, "-w", str(out), text]
         told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         pcm, rate = soundfile.read(io.BytesIO(out.read_bytes()), dtype="float32")
     heard = soxr.resample(pcm, rate * voice.height, RATE).astype(np.float32)
