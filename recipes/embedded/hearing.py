@@ -14,7 +14,7 @@ from recipes.embedded.speech import RATE, Pcm, trimmed
 
 HEARD_RATE = 16000
 SILENCE = 0.01
-BEAM = 1e-60
+BEAM = 1e-80
 """A path that is so much less likely than the best is given up. With pocketsphinx's own beams, those of
 dictation, whole sentences are given up before they end, and nothing is heard."""
 
@@ -51,9 +51,10 @@ class Ears:
     """Hears one of a closed set of sentences: which of them does it sound most like?"""
 
     def __init__(self, sentences: Iterable[str]) -> None:
-        self.decoder = Decoder(
-            samprate=HEARD_RATE, loglevel="FATAL", lm=None, beam=BEAM, wbeam=BEAM, pbeam=BEAM, maxhmmpf=-1
-        )
+        # The second pass, over a lattice, finds nothing better among whole sentences, and takes minutes where
+        # there is no speech.
+        beams = dict.fromkeys(("beam", "wbeam", "pbeam"), BEAM)
+        self.decoder = Decoder(samprate=HEARD_RATE, loglevel="FATAL", lm=None, bestpath=False, **beams)
         spellings = sorted({" ".join(words(sentence)) for sentence in sentences})
         grammar = f"#JSGF V1.0; grammar replies; public <reply> = {' | '.join(spellings)};"
         self.decoder.add_jsgf_string("replies", grammar)
