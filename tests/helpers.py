@@ -19,9 +19,10 @@ from typer.testing import CliRunner, Result
 from personaplex_cli import cli
 
 DUMP = ".tokens.safetensors"
-# A shell's background job ignores Ctrl-C, and its children inherit that; a terminal's do not.
+# A shell's background job ignores Ctrl-C, one under nohup a closing terminal; their children inherit that.
 HEEDING_INTERRUPTS = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL);"
     "from personaplex_cli.cli import main; main()"
 )
 
