@@ -44,8 +44,8 @@ VARIANTS = {
 FLITES = {"train": ["kal16", "slt", "rms"], "dev": ["awb"], "test": ["awb"]}
 FLITE_SHARE = {"train": 0.4, "dev": 0.2, "test": 0.2}
 """flite's few voices are harder to understand than espeak-ng's many."""
-OWN_PITCH = {"kal16": 90, "slt": 173, "awb": 133}
-"""Hertz; rms cannot be told another."""
+OWN_PITCH = {"kal16": 90, "slt": 173}
+"""Hertz, of those who are learnt from; rms cannot be told another."""
 
 
 @dataclass(frozen=True)
