@@ -32,6 +32,8 @@ from recipes.embedded.intents import INTENTS, UNKNOWN, holes, question
 from recipes.embedded.speech import FRAME, Pcm, Voice, onsets, users_voice, with_phones
 
 WORKERS = 2
+MADE_UP = 3
+"""Roles with made-up names, for each of those with names that somebody has: too many to be known by heart."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +90,14 @@ def render_all(utterances: Iterable[Utterance], folder: Path, name: str) -> None
 
 
 def agents(n_roles: int) -> Iterator[Utterance]:
-    """For each voice, every reply that any of so many roles gives, and as many with made-up names.
+    """For each voice, every reply that any of so many roles gives, and some times as many with made-up names.
 
     A role's replies are all there, or none is.
     """
     for voice in VOICES.values():
         rng = random.Random(f"agent {voice}")
         roles = [role_values(rng, unseen=False) for _ in range(n_roles)]
-        roles += [named_alone(invented(role, rng)) for role in roles]
+        roles += [named_alone(invented(role, rng)) for _ in range(MADE_UP) for role in roles]
         said: set[str] = set()
         for intent in INTENTS.values():
             for template in dict.fromkeys((*intent.replies, UNKNOWN)):

@@ -157,7 +157,7 @@ class Dialogues:
         heard = torch.full((n_frames,), NOTHING)
         for one, _, end in asked:
             # Later than at a pause between a question's words, and no later than people mind.
-            start = end + self.rng.randint(3, 5)
+            start = end + self.rng.randint(4, 5)
             if start >= n_frames:
                 break
             # The last sounds of a question tell most.
@@ -191,7 +191,7 @@ class Dialogues:
         how to copy is learnt here.
         """
         role = role_values(self.rng, unseen=False)
-        if self.rng.random() < 0.5:
+        if self.rng.random() < 0.75:
             role = invented(role, self.rng)
         role = thinned(role, self.rng)
         prompt = self.prompt(self.rng.choice(list(VOICES.values())), role_text(role, self.rng))

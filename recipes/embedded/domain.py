@@ -166,8 +166,10 @@ def made_up(words: Sequence[str], rng: random.Random) -> str:
 
 
 def syllable(rng: random.Random) -> str:
-    """ram, to, bel, ..."""
-    return rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") + rng.choice(["", "", *"lmnrst"])
+    """ram, to, breel, ..."""
+    begin = rng.choice([*"bcdfghjklmnprstvwz", "br", "ch", "gr", "sh", "st", "th", "tr"])
+    middle = rng.choice([*"aeiou" * 3, "ai", "ea", "ee", "igh", "oo", "ow", "y"])
+    return begin + middle + rng.choice(["", "", *"lmnrst"])
 
 
 PLAIN_ROLES = [

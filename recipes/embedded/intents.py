@@ -74,6 +74,13 @@ INTENTS: dict[str, Intent] = {
             (hello|hi), (I have a question|I have a few questions)
             (hello|hi), (I need some information|I am calling for some information)
             (hello|hi), (can|could) you help me
+            hey, (hi|good morning|good evening)
+            (hello|hi), hello there
+            (yes|oh|ah), (hello|hi|hey)
+            (hello|hi), anybody (home|there)
+            hello, is this thing on
+            (hello|hi), (my name is|this is|here is) (Peter|Anna|John|Mary|Susan|Tom)
+            (hello|hi), (I am glad I reached you|I would like to ask something|may I ask you something)
         """),
         ways("""
             hey, hello
@@ -107,6 +114,15 @@ INTENTS: dict[str, Intent] = {
             how do people call you
             and your name is
             who do I (speak|talk) to
+            (can|would|will) you tell me who I am (speaking|talking) (to|with)
+            (tell me|I would like to know|may I know|may I ask) who I am (speaking|talking) (to|with)
+            (tell me|may I ask|may I know) who (is speaking|is talking|this is|that is)
+            (can|could) you tell me what your name is
+            (tell me|I would like to know|do you know) what your name is
+            do you have a (first name|last name|nickname)
+            (have you got|did you say|did you tell me) (a name|your name)
+            what name (do you have|do you go by|should I write down)
+            by what name (do you go|should I call you)
         """),
         ways("""
             do you have a name
@@ -142,6 +158,14 @@ INTENTS: dict[str, Intent] = {
             tell me about your (company|business|shop|store)
             what is this (company|business|shop|store)
             (can|could) you tell me the name of (your|the) (company|business|shop)
+            is this (a|the) (bakery|hotel|garage|gym|hair salon|book store|coffee shop|flower shop)
+            are you a (bakery|hotel|garage|gym|hair salon|book store|coffee shop|bike shop)
+            (tell me|can you tell me|I would like to know) (who you work for|where you work)
+            (tell me|can you tell me) what (company|kind of store|kind of business) this is
+            (tell me|do you know|can you tell me) what this place is
+            what is (the|your) (company|store|firm) called
+            who am I calling
+            what do you people do
         """),
         ways("""
             which company do you work for
@@ -179,6 +203,14 @@ INTENTS: dict[str, Intent] = {
             how (early|late) do you (open|close)
             what time do you (start|finish) work
             when is (the|your) (shop|store|office) open
+            (tell me|I would like to know|do you know|please say) when you (open|close)
+            (tell me|I would like to know|do you know) how (long|late) you are open
+            (do you|does your shop) (open|close) (early|late|at noon|on the weekend)
+            are you open (late|early|at night|in the evening|every day)
+            what hours (are you open|do you have|do you keep|do you work)
+            (do you have|do you know) (the|your) (hours|opening times|business hours)
+            what about (your|the) (hours|opening hours)
+            until when (can I come|is somebody there|is the shop open)
         """),
         ways("""
             do you know your opening hours
@@ -214,6 +246,15 @@ INTENTS: dict[str, Intent] = {
             I do not know where you are
             where is it
             where is that
+            (tell me|I would like to know|do you know) where (you are|it is|your shop is|the store is)
+            (I cannot|I can't) find (you|your shop|your store|the shop)
+            (what|which) (street|road|avenue) is (your|the) (shop|store|office|business) on
+            (in|on) (what|which) (street|road) (are you|is it|is your shop)
+            where (would|will|do|could) I find (you|your shop|the store)
+            do you (have|know) (an|the|your) address
+            (do you have|please say|please repeat) (the|your) address
+            what (street|road|place) do I (drive to|come to|look for)
+            which (building|house|house number) is it
         """),
         ways("""
             can you tell me the address
@@ -252,6 +293,17 @@ INTENTS: dict[str, Intent] = {
             I (want|would like) to know (how much it is|how much {item} is|what {item} costs)
             what do I pay for {item}
             what is your price for {item}
+            (tell me|I would like to know|do you know) (how much it is|what it costs|the price)
+            (tell me|do you know) how much that is
+            (tell me|I would like to know|do you know) (the price of|the cost of) {item}
+            how much for {item}
+            {item}, how much (is it|is that|would that be)
+            and how much (is {item}|for that|will I pay)
+            how much should I (pay|bring|expect)
+            what (would|will|does) {item} cost me
+            what does (it|that) come to
+            what is the (charge|fee|price|cost)
+            (how high|how big) is the price
         """),
         ways("""
             what would it cost
@@ -283,6 +335,14 @@ INTENTS: dict[str, Intent] = {
             (do you have|do you sell|have you got) {item}
             {item} for me
             I was thinking of {item}
+            I (think I will|would love to|am going to) (take|have|get) {item}
+            I (will have|will get|would love|could use|am here for) {item}
+            we (need|want|would like|will take) {item}
+            {item} for (today|tomorrow|two|my wife|my husband)
+            (can|could) you (make|prepare|get me|reserve) {item}
+            (is it possible to|can we|could we) (get|have|buy) {item}
+            (put|write) me down for {item}
+            (could I take|could I have|could we have) {item}
         """),
         ways("""
             I would like {item}
@@ -317,6 +377,14 @@ INTENTS: dict[str, Intent] = {
             (can|could) you (book me in|make me an appointment|give me an appointment)
             are there any (free appointments|free slots)
             how do I (make|book) an appointment
+            (can|could|may) I book (a visit|a time|a slot|a reservation|something)
+            (can|could|may) we (make|book|have|get) (an appointment|a reservation)
+            (I would like|I want|I need) to book (a visit|a time|a slot|a reservation)
+            (I would like|I want|I need|I wish) to (see|meet) (you|somebody|someone)
+            (when|on which day) (can|could|may) I (come|come in|come by|visit you)
+            is there (a free slot|any free time|an opening|a time) (for me|this week|next week)
+            do I need an appointment
+            (please|would you) (make|book) (me an appointment|an appointment for me)
         """),
         ways("""
             could I book an appointment
@@ -351,6 +419,12 @@ INTENTS: dict[str, Intent] = {
             is {day} (okay|free|fine|all right)
             I can come on {day}
             I have time on {day}
+            (what about|and what about|and) (next|this|on) {day}
+            (how about|and how about) (this|on) {day}
+            I (would|will) (come|take|prefer|like|choose) {day}
+            (on|this|next) {day} (is good|would be fine|if possible|would be best)
+            {day} (if possible|then|I think|maybe|would be great|would be perfect)
+            (book|make|take) {day}
         """),
         ways("""
             could I come on {day}
@@ -384,6 +458,15 @@ INTENTS: dict[str, Intent] = {
             is (a card|a credit card|cash) (okay|all right|fine|possible)
             what are the ways to pay
             can I pay (later|online|when I come)
+            is it (okay|possible|all right) to pay (by card|in cash|with a card|cash)
+            (I would like|I want|I prefer) to pay (by card|in cash|with a card|cash)
+            I (only have|have only) (cash|a card|a credit card)
+            I (have|carry) no cash
+            (what about|how does) (payment|paying) (work|go|by card)
+            (how|where) (do people|would I|should we|do we) pay
+            (do you need|do you want|do I need) (cash|a card|a credit card)
+            do you (take|like) (checks|credit|money|coins)
+            (tell me|can you tell me|do you know) how (I can|to|I should) pay
         """),
         ways("""
             do you take cards
@@ -415,6 +498,13 @@ INTENTS: dict[str, Intent] = {
             how was your (day|morning|weekend)
             are you having a (good|nice) day
             did you have a (good|nice) day
+            (and how|so how|how) are you (feeling today|doing there|these days|getting on)
+            how do you (feel|feel right now|feel this morning)
+            how are (you all|you guys|you people|you folks)
+            (are you|I hope you are) (doing okay|doing fine|doing good)
+            how (goes it|have things been|has your day been|has your morning been)
+            what's (up|new|going on)
+            nice to (meet|hear) you, how are you
         """),
         ways("""
             how are things
@@ -441,6 +531,13 @@ INTENTS: dict[str, Intent] = {
             you sound like a (robot|machine|computer)
             do I (talk|speak) to a (robot|machine|computer|person)
             can I (talk|speak) to a (human|person|real person)
+            are you (alive|artificial|automatic|for real|some program|a living person)
+            are you a (real|living|true) (man|woman|voice)
+            (is this|is that) (a tape|automated|an automatic system|a living person|a human being)
+            (tell me|can you tell me) (if you are human|if you are a robot|if you are a machine)
+            is your voice (real|artificial|human)
+            are you made of (metal|flesh and blood)
+            do you have a (brain|heart|body)
         """),
         ways("""
             are you real
@@ -473,6 +570,16 @@ INTENTS: dict[str, Intent] = {
             no more questions
             I have no more questions
             not really, no
+            nothing (today|for now|right now|for me|really)
+            nothing (else|more|today|for now|for me), thanks
+            no, (nothing|nothing today|nothing at all|nothing for me)
+            nothing, thanks
+            (I think|I guess) (that is|that's) (all|it|everything)
+            no, I think (that is all|that's all|that's it|I am good)
+            (I have|we have) (all I need|everything|what we need)
+            (that's it|that is it) (for today|for now|for me|from me)
+            I (do not have|don't have|have no) (any|other|more) questions
+            (we are|I am) (done|all set|finished)
         """),
         ways("""
             no, that's all
@@ -503,6 +610,13 @@ INTENTS: dict[str, Intent] = {
             (that is|that's) (very kind|very nice|great|wonderful|perfect), (thank you|thanks)
             I (thank you|appreciate it|appreciate your help)
             (that was very helpful|you have been very helpful)
+            thank you, that (helped|helps me|helps a lot|is helpful|was all I wanted to know)
+            thanks, that (helps|helped|helps me|is nice|is helpful)
+            thank you, (you helped me|you are very kind|good to know|great help)
+            (oh|ah|well|very good|very nice|lovely|nice|cool), (thanks|thank you)
+            (you are|that is|that's) (so|very|really) (kind|helpful|nice) (|of you)
+            I am (grateful|very grateful|thankful)
+            (great|super|excellent), (thank you so much|that helps)
         """),
         ways("""
             great, thanks
@@ -536,6 +650,13 @@ INTENTS: dict[str, Intent] = {
             take care, (bye|goodbye)
             (goodbye|bye) (then|for now)
             bye, (take care|see you|see you soon|until next time)
+            (bye|goodbye|bye bye), (have a good day|have a great day|have a good one|have a nice evening)
+            (thank you|thanks), (bye|goodbye|bye bye)
+            (bye|goodbye), (thank you|thanks|and thank you)
+            have a (nice|good|great) (day|evening|weekend|one)
+            (okay|well|all right), (I have to go|I must go|see you|take care)
+            I will (call again|call back|hang up now|call you later)
+            (okay|all right), (talk to you soon|until then|have a good evening)
         """),
         ways("""
             okay, see you later
@@ -611,6 +732,17 @@ INTENTS: dict[str, Intent] = {
             I (love you|cannot sleep|missed my train|broke my leg|am getting married)
             my (dog is sick|car is gone|computer is slow|brother is late|house is on fire|mother says hello)
             can I (marry you|sing you a song|tell you a secret|park here|swim here|smoke here)
+            how is the (traffic|food|water|sea|snow|garden|concert|beach|temperature)
+            how (was|is) the (game|movie|flight|party|wedding)
+            how (warm|cold|hot) is it (outside|today|in Paris)
+            what is the (biggest|tallest|oldest|richest) (tree|house|man|animal|country|town|lake)
+            what is the (largest|highest|smallest|oldest) (mountain|animal|country|church|town)
+            how (tall|high|old|heavy) is the (tower|building|elephant|church|castle)
+            do you like (apples|rain|flowers|children|mice|poetry|opera)
+            do you (know|like|hate) (my sister|my uncle|my neighbor)
+            (what|which) (movie|book|song) (should I see|is new|can you recommend)
+            have you (ever seen the ocean|been to Paris|met my wife|seen my cat)
+            could you (fix my roof|drive me home|water my plants|feed my cat)
         """),
         ways("""
             how is the weather
