@@ -29,9 +29,10 @@ pytest.importorskip("faker", reason="the recipe's packages are not installed: pi
 
 from recipes.embedded import codec as training_codec  # noqa: E402
 from recipes.embedded import corpus, evaluate, export, lm  # noqa: E402
-from recipes.embedded.domain import KINDS, Role, invented, is_unseen, role_text, role_values  # noqa: E402
-from recipes.embedded.hearing import words  # noqa: E402
+from recipes.embedded.domain import KINDS, VOICES, Role, invented, is_unseen, role_text, role_values  # noqa: E402
+from recipes.embedded.hearing import Ears, sounds, words  # noqa: E402
 from recipes.embedded.intents import INTENTS, Intent, Question, question, reply_to  # noqa: E402
+from recipes.embedded.speech import Voice, spoken  # noqa: E402
 
 
 def run_recipe(work: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -233,6 +234,23 @@ def test_a_reply_is_of_its_kind_whatever_its_facts() -> None:
     kind = evaluate.pattern("My name is Anna.", ("Anna",), "name")
     assert evaluate.re.fullmatch(kind, "My name is Peter.")
     assert not evaluate.re.fullmatch(kind, "Our address is two Main Street.")
+
+
+def test_names_that_sound_alike_are_the_same_to_the_judge() -> None:
+    assert sounds("My name is Jonathan.") == sounds("my name is jonathon")
+    assert sounds("My name is Jonathan.") != sounds("my name is jennifer")
+    # Those that the dictionary lacks are as they are spelt.
+    assert sounds("Tobelwick.") != sounds("tobelwack")
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+def test_the_judge_hears_what_an_agent_says_and_nothing_in_silence() -> None:
+    said = ["My name is Monica.", "Our address is four Union Avenue.", "You are welcome."]
+    ears = Ears([*said, "My name is Victor.", "Our address is five Garden Street.", "Goodbye."])
+    for voice in VOICES.values():
+        for text in said:
+            assert sounds(ears.hear(spoken(text, Voice("flite", voice)))) == sounds(text)
+    assert ears.hear(np.zeros(24000, np.float32)) == ""
 
 
 @pytest.mark.parametrize("hertz", [90.0, 120.0, 180.0, 240.0])

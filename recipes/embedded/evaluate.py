@@ -28,7 +28,7 @@ from personaplex_cli.audio.pcm import Pcm
 from recipes.embedded.codes import Agents, Asked, Questions, call
 from recipes.embedded.corpus import WORKERS
 from recipes.embedded.domain import VOICES, Part, Role, role_text, role_values, thinned
-from recipes.embedded.hearing import Ears, knows, words
+from recipes.embedded.hearing import Ears, knows, sounds, words
 from recipes.embedded.intents import INTENTS, holes, question, reply_to
 from recipes.embedded.speech import FRAME, RATE
 
@@ -269,7 +269,7 @@ def shares(turns: list[Turn]) -> list[Share]:
         share("exactly the expected reply", [turn.said == turn.expected for turn in turns]),
         share(
             "recogniser hears what the text says",
-            [turn.heard.split() == words(turn.said) for turn in turns if turn.said],
+            [sounds(turn.heard) == sounds(turn.said) for turn in turns if turn.said],
         ),
         share("quiet while the user talks", [turn.quiet for turn in turns]),
         share("the prompted voice", [turn.voice_right for turn in turns]),

@@ -41,6 +41,12 @@ def knows(word: str) -> bool:
 
 
 @cache
+def sounds(text: str) -> tuple[str, ...]:
+    """How a text's words are said, or spelt where the dictionary lacks them: Jonathan is Jonathon."""
+    return tuple(dictionary().lookup_word(word) or word for word in words(text))
+
+
+@cache
 def phone_numbers(text: str) -> tuple[int, ...]:
     """A text's phones. Words that the dictionary lacks are left out."""
     known = [dictionary().lookup_word(word) for word in words(text)]
