@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import torch
 from moshi.models import loaders
+from safetensors.torch import load_file
 
 from personaplex_cli.audio.codec import mimi_kwargs
 from personaplex_cli.config.tree import MIMI_NAME
-from personaplex_cli.model.checkpoint import WEIGHTS, open_checkpoint
+from personaplex_cli.model.checkpoint import TOKENIZER, WEIGHTS, open_checkpoint
 
 ROOT = Path(__file__).parents[1]
 MISSING = [tool for tool in ("flite", "espeak-ng") if shutil.which(tool) is None]
@@ -28,7 +29,7 @@ pytest.importorskip("pocketsphinx", reason="the recipe's packages are not instal
 pytest.importorskip("faker", reason="the recipe's packages are not installed: pip install '.[recipe]'")
 
 from recipes.embedded import codec as training_codec  # noqa: E402
-from recipes.embedded import corpus, evaluate, export, lm  # noqa: E402
+from recipes.embedded import corpus, evaluate, export, lm, start  # noqa: E402
 from recipes.embedded.domain import KINDS, VOICES, Role, invented, is_unseen, role_text, role_values  # noqa: E402
 from recipes.embedded.hearing import Ears, sounds, words  # noqa: E402
 from recipes.embedded.intents import INTENTS, Intent, Question, question, reply_to  # noqa: E402
@@ -96,6 +97,38 @@ def test_the_card_tells_what_was_measured(work: Path) -> None:
     report = json.loads((work / "evaluation-test.json").read_text())
     for share in report["shares"]:
         assert f"| {share['measure']} | {share['share']:.1%} " in card
+
+
+def test_a_training_goes_on_from_a_model(work: Path, tmp_path: Path) -> None:
+    shutil.copytree(work / "corpus", tmp_path / "corpus")
+    ended = run_recipe(tmp_path, "--start", str(work / "model"), "--until", "lm")
+    assert ended.returncode == 0, ended.stderr
+    # The codec is the model's: it hears the corpus as it did.
+    one, other = (torch.load(folder / "codes.pt", weights_only=True) for folder in (work, tmp_path))
+    for reply, again in zip(one["replies"], other["replies"], strict=True):
+        assert torch.equal(reply["codes"], again["codes"])
+    begun, trained = (torch.load(tmp_path / name, weights_only=True) for name in (lm.START, "lm.pt"))
+    assert any(not torch.equal(begun[name], trained[name]) for name in begun)
+    # What was begun counts as the first half.
+    saved = torch.load(tmp_path / "lm.training.pt", weights_only=True)
+    assert saved["step"] == 2
+    assert {float(state["step"]) for state in saved["optimizer"]["state"].values()} == {1.0}
+
+
+def test_a_model_to_go_on_from_is_the_packaged_one_bit_for_bit(tmp_path: Path) -> None:
+    model = ROOT / "personaplex_cli" / "embedded"
+    start.lay_out(model, tmp_path)
+    assert (tmp_path / "tokenizer.model").read_bytes() == (model / TOKENIZER).read_bytes()
+    mimi = training_codec.load(tmp_path, "mimi-refined.pt")
+    state = torch.load(tmp_path / lm.START, weights_only=True)
+    written = {
+        MIMI_NAME: export.codec_tensors(mimi),
+        WEIGHTS: export.lm_tensors(state, export.TEXT_SHARPNESS, export.CODE_SHARPNESS),
+    }
+    for name, tensors in written.items():
+        packaged = load_file(model / name)
+        assert packaged.keys() == tensors.keys()
+        assert all(torch.equal(packaged[key], tensors[key]) for key in packaged)
 
 
 # ---- its parts against a second way ----

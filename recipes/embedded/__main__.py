@@ -1,6 +1,7 @@
 """From nothing to the packaged model, by one command, in stages that can be interrupted and go on:
 
-    python -m recipes.embedded --work FOLDER [--out personaplex_cli/embedded] [--scale full|small]
+    python -m recipes.embedded --work FOLDER [--out personaplex_cli/embedded] [--scale full|more|small]
+        [--start MODEL]
 
 corpus (speech), vocabulary, codec, codes, decoder, lm, export, evaluation. Each stage is skipped where its
 result is in the folder, and a training goes on from its last checkpoint; figures are in *.log.jsonl and
@@ -21,7 +22,7 @@ from safetensors import safe_open
 
 from personaplex_cli.config.tree import MIMI_NAME, PersonaPlexMimiConfig
 from personaplex_cli.model.checkpoint import WEIGHTS
-from recipes.embedded import card, codec, codes, corpus, decoder, evaluate, export, lm, vocabulary
+from recipes.embedded import card, codec, codes, corpus, decoder, evaluate, export, lm, start, vocabulary
 from recipes.embedded.domain import Part
 
 PARTS: tuple[Part, ...] = ("dev", "test")
@@ -56,16 +57,29 @@ SCALES = {
         evaluated_calls=64,
         n_workers=2,
     ),
+    # Of these the codec needs nothing: for `--start`.
+    "more": Scale(
+        n_roles=400,
+        n_questions=20_000,
+        n_heard=600,
+        n_words=1,
+        codec_steps=0,
+        decoder_steps=0,
+        n_calls=7_500,
+        lm_steps=14_000,
+        evaluated_calls=64,
+        n_workers=2,
+    ),
     # Every stage for real, in a minute or two; what comes of it speaks no word.
     "small": Scale(
         n_roles=2,
         n_questions=96,
         n_heard=96,
         n_words=4,
-        codec_steps=12,
-        decoder_steps=3,
+        codec_steps=4,
+        decoder_steps=2,
         n_calls=4,
-        lm_steps=6,
+        lm_steps=2,
         evaluated_calls=2,
         n_workers=1,
     ),
@@ -80,11 +94,16 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for everything between the stages")
     parser.add_argument("--out", type=Path, help="folder for the model's files; left out: WORK/model")
     parser.add_argument("--scale", choices=list(SCALES), default="full")
+    parser.add_argument(
+        "--start", type=Path, help="a model's folder: its codec is kept, its language model trained on"
+    )
     parser.add_argument("--until", choices=list(STAGES), default="evaluation", help="the last stage to run")
     options = parser.parse_args()
     work: Path = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     scale = SCALES[options.scale]
+    if options.start:
+        start.lay_out(options.start, work)
     for name, stage in STAGES.items():
         print(f"--- {name} ---", flush=True)
         stage(work, scale)

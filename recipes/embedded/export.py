@@ -117,6 +117,13 @@ TEXT_SHARPNESS, CODE_SHARPNESS = 4.0, 2.5
 surer of itself: at them, a small one would say what it merely thinks possible."""
 
 
+def sharpness(name: str, text: float = TEXT_SHARPNESS, codes: float = CODE_SHARPNESS) -> float:
+    """What a tensor is multiplied by."""
+    if name == "text_linear.weight":
+        return text
+    return codes if name.startswith("linears.") else 1.0
+
+
 def lm_tensors(state: dict[str, Tensor], text: float, codes: float) -> dict[str, Tensor]:
     """moshi's training names -> the published ones:
 
@@ -130,10 +137,7 @@ def lm_tensors(state: dict[str, Tensor], text: float, codes: float) -> dict[str,
             told = part[1] + (".in_proj_weight" if part[2] == "in" else ".out_proj.weight")
             stacks.setdefault(told, {})[int(part[3])] = tensor
         else:
-            sharpness = (
-                text if name == "text_linear.weight" else codes if name.startswith("linears.") else 1.0
-            )
-            tensors[name] = sharpness * tensor
+            tensors[name] = sharpness(name, text, codes) * tensor
     tensors.update(
         {name: torch.cat([sets[index] for index in sorted(sets)]) for name, sets in stacks.items()}
     )

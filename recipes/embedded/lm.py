@@ -27,6 +27,9 @@ QUIET_SHARE = 0.12
 """...and this much less often those in which the agent is quiet."""
 N_CODEBOOKS = 8
 
+START = "lm.start.pt"
+"""A state to go on from, if there is one: it counts as half of a training."""
+
 
 def new_lm(config: PersonaPlexConfig) -> Any:
     """moshi's model of a config tree's widths, untrained."""
@@ -239,10 +242,14 @@ def train(work: Path, n_steps: int, n_workers: int) -> None:
 def train_worker(rank: int, work: Path, n_steps: int) -> None:
     """One worker's share."""
     torch.manual_seed(1)
-    training = Training("lm", work, n_steps, rate=1.5e-3, betas=(0.9, 0.98), clip=1.0)
+    begun = (work / START).exists()
+    first = n_steps // 2 if begun else 0
+    training = Training("lm", work, n_steps, rate=1.5e-3, betas=(0.9, 0.98), clip=1.0, first=first)
     dialogues = Dialogues(work, seed=0)
     config = dialogues.config
     lm = new_lm(config).train()
+    if begun:
+        lm.load_state_dict(torch.load(work / START, weights_only=True))
     comprehension = Comprehension(
         config.temporal_config.hidden_size, len(dialogues.intents), len(dialogues.words)
     )

@@ -43,11 +43,19 @@ class Training:
     """One training: parameters, their average over time, the step that it has reached, and its log."""
 
     def __init__(
-        self, name: str, folder: Path, n_steps: int, rate: float, betas: tuple[float, float], clip: float
+        self,
+        name: str,
+        folder: Path,
+        n_steps: int,
+        rate: float,
+        betas: tuple[float, float],
+        clip: float,
+        first: int = 0,
     ) -> None:
+        """`first`: the step to begin with; those before it count as made elsewhere."""
         self.name, self.folder, self.n_steps, self.rate, self.betas = name, folder, n_steps, rate, betas
         self.clip = clip
-        self.step = 0
+        self.first = self.step = first
         self.modules: dict[str, nn.Module] = {}
         self.sums: defaultdict[str, float] = defaultdict(float)
         self.n_summed = 0
@@ -84,7 +92,7 @@ class Training:
 
     def update(self, loss: Tensor, **told: Tensor) -> None:
         """One step of the optimizer on the gradients of all workers."""
-        warm = min(1.0, (self.step + 1) / 150)
+        warm = min(1.0, (self.step - self.first + 1) / 150)
         rate = self.rate * warm * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * self.progress)))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -95,7 +103,7 @@ class Training:
         if torch.isfinite(norm):
             self.optimizer.step()
         self.step += 1
-        decay = min(0.998, self.step / (self.step + 20))
+        decay = min(0.998, (self.step - self.first) / (self.step - self.first + 20))
         torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - decay)
         for key, value in {"loss": loss, **told}.items():
             self.sums[key] += float(value.detach())
