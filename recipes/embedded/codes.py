@@ -105,13 +105,15 @@ def call(questions: Questions, agents: Agents, seed: int) -> tuple[Pcm, list[Ask
 # ---- coding in several processes ----
 
 codec: Codec
+replies: Speech
 
 
-def open_codec(path: Path, section: PersonaPlexMimiConfig) -> None:
-    """Each process has its own."""
-    global codec
+def open_codec(path: Path, section: PersonaPlexMimiConfig, corpus: Path) -> None:
+    """Each process has its own, and reads for itself what agents say."""
+    global codec, replies
     torch.set_num_threads(1)
     codec = Codec(path, section, torch.device("cpu"))
+    replies = Speech(corpus, "agents")
 
 
 def encode(pcm: Pcm) -> Tensor:
@@ -119,11 +121,9 @@ def encode(pcm: Pcm) -> Tensor:
     return codec.encode([[pcm]])[0].to(torch.int16)
 
 
-def encode_reply(pcm: Pcm) -> Tensor:
+def encode_reply(index: int) -> Tensor:
     """A reply's codes, with the frames in which its sound dies away, but without the silence before it."""
-    padded = np.concatenate(
-        [np.zeros(LEAD_FRAMES * FRAME, np.float32), pcm, np.zeros(TAIL_FRAMES * FRAME, np.float32)]
-    )
+    padded = np.pad(replies[index], (LEAD_FRAMES * FRAME, TAIL_FRAMES * FRAME))
     return encode(padded)[:, LEAD_FRAMES:]
 
 
@@ -133,7 +133,7 @@ calls_of: tuple[Questions, Agents]
 def open_calls(path: Path, section: PersonaPlexMimiConfig, corpus: Path) -> None:
     """For the processes that make calls."""
     global calls_of
-    open_codec(path, section)
+    open_codec(path, section, corpus)
     calls_of = Questions(corpus, "train"), Agents(corpus)
 
 
@@ -151,10 +151,10 @@ def make(corpus: Path, folder: Path, mimi: Any, n_calls: int) -> None:
     section = write_codec(mimi, path)
     (folder / "mimi.json").write_text(section.model_dump_json())
     agents = Speech(corpus, "agents")
-    with ProcessPoolExecutor(WORKERS, initializer=open_codec, initargs=(path, section)) as pool:
-        replies = list(pool.map(encode_reply, (agents[index] for index in range(len(agents))), chunksize=32))
+    with ProcessPoolExecutor(WORKERS, initializer=open_codec, initargs=(path, section, corpus)) as pool:
+        coded = list(pool.map(encode_reply, range(len(agents)), chunksize=32))
         voices = voice_codes(corpus, folder, pool)
-    print(f"codes: {len(replies):,} replies", flush=True)
+    print(f"codes: {len(coded):,} replies", flush=True)
     with ProcessPoolExecutor(WORKERS, initializer=open_calls, initargs=(path, section, corpus)) as pool:
         calls = list(pool.map(encode_call, range(n_calls), chunksize=16))
     print(f"codes: {len(calls):,} calls of {sum(len(one['asked']) for one in calls):,} questions", flush=True)
@@ -166,7 +166,7 @@ def make(corpus: Path, folder: Path, mimi: Any, n_calls: int) -> None:
             "codes": codes,
             **{key: entry["about"][key] for key in ("template", "role")},
         }
-        for entry, codes in zip(agents.entries, replies, strict=True)
+        for entry, codes in zip(agents.entries, coded, strict=True)
     ]
     torch.save({"replies": told, "voices": voices, "calls": calls}, folder / "codes.pt")
 
