@@ -39,8 +39,10 @@ from recipes.embedded.speech import Voice, spoken  # noqa: E402
 def run_recipe(work: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """At the small scale, without compilation, which would take longer than what it speeds up."""
     command = [sys.executable, "-m", "recipes.embedded", "--work", str(work), "--scale", "small", *options]
+    # No result of a stage may keep a file open: there are many thousands of them.
+    limited = ["sh", "-c", 'ulimit -n 100 && exec "$@"', "sh", *command]
     environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(limited, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import soundfile
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from personaplex_cli.audio.codec import Codec
@@ -26,6 +27,8 @@ from recipes.embedded.domain import Part
 from recipes.embedded.export import write_codec
 from recipes.embedded.intents import INTENTS, Question
 from recipes.embedded.speech import FRAME, RATE, over_the_line
+
+Codes = NDArray[np.int16]
 
 CALL_FRAMES = 320
 SHORTEST_PAUSE = 8
@@ -116,12 +119,12 @@ def open_codec(path: Path, section: PersonaPlexMimiConfig, corpus: Path) -> None
     replies = Speech(corpus, "agents")
 
 
-def encode(pcm: Pcm) -> Tensor:
-    """PCM -> codes, int16 [8, F]"""
-    return codec.encode([[pcm]])[0].to(torch.int16)
+def encode(pcm: Pcm) -> Codes:
+    """PCM -> codes [8, F]. No tensor: one that comes from another process keeps a file open."""
+    return codec.encode([[pcm]])[0].numpy().astype(np.int16)
 
 
-def encode_reply(index: int) -> Tensor:
+def encode_reply(index: int) -> Codes:
     """A reply's codes, with the frames in which its sound dies away, but without the silence before it."""
     padded = np.pad(replies[index], (LEAD_FRAMES * FRAME, TAIL_FRAMES * FRAME))
     return encode(padded)[:, LEAD_FRAMES:]
@@ -156,14 +159,17 @@ def make(corpus: Path, folder: Path, mimi: Any, n_calls: int) -> None:
         voices = voice_codes(corpus, folder, pool)
     print(f"codes: {len(coded):,} replies", flush=True)
     with ProcessPoolExecutor(WORKERS, initializer=open_calls, initargs=(path, section, corpus)) as pool:
-        calls = list(pool.map(encode_call, range(n_calls), chunksize=16))
+        calls = [
+            {**one, "codes": torch.from_numpy(one["codes"])}
+            for one in pool.map(encode_call, range(n_calls), chunksize=16)
+        ]
     print(f"codes: {len(calls):,} calls of {sum(len(one['asked']) for one in calls):,} questions", flush=True)
     told = [
         {
             "voice": entry["voice"]["name"],
             "text": entry["text"],
             "onsets": entry["onsets"],
-            "codes": codes,
+            "codes": torch.from_numpy(codes),
             **{key: entry["about"][key] for key in ("template", "role")},
         }
         for entry, codes in zip(agents.entries, coded, strict=True)
@@ -178,7 +184,7 @@ def voice_codes(corpus: Path, folder: Path, pool: ProcessPoolExecutor) -> dict[s
     for index, entry in enumerate(speech.entries):
         part = folder / "voice.wav"
         soundfile.write(part, speech[index], RATE, subtype="PCM_16")
-        codes[entry["voice"]["name"]] += pool.map(encode, [read_voice(part, RATE)])
+        codes[entry["voice"]["name"]] += map(torch.from_numpy, pool.map(encode, [read_voice(part, RATE)]))
         part.unlink()
     return dict(codes)
 
