@@ -111,9 +111,9 @@ def test_a_training_goes_on_from_a_model(work: Path, tmp_path: Path) -> None:
         assert torch.equal(reply["codes"], again["codes"])
     begun, trained = (torch.load(tmp_path / name, weights_only=True) for name in (lm.START, "lm.pt"))
     assert any(not torch.equal(begun[name], trained[name]) for name in begun)
-    # What was begun counts as the first half.
+    # What was begun counts as the first two thirds.
     saved = torch.load(tmp_path / "lm.training.pt", weights_only=True)
-    assert saved["step"] == 2
+    assert saved["step"] == 3
     assert {float(state["step"]) for state in saved["optimizer"]["state"].values()} == {1.0}
 
 

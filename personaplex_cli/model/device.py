@@ -54,8 +54,13 @@ def choose_dtype(name: DtypeName, device: torch.device, config: PersonaPlexConfi
 
 def choose_decode_dtype(dtype_name: str, device: torch.device) -> str:
     """In which numbers replies become audio: exactly where the LM is exact, else in the faster ones."""
-    fast = device.type != "cpu" or bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
+    fast = device.type != "cpu" or has_bfloat16_products()
     return "bfloat16" if fast and dtype_name != "float32" and device.type != "mps" else "float32"
+
+
+def has_bfloat16_products() -> bool:
+    """Whether this machine's CPU multiplies bfloat16 faster than float32; where it does not, far slower."""
+    return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
 
 
 def free_bytes(device: torch.device) -> int:

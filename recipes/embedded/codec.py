@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from recipes.embedded.corpus import Speech
 from recipes.embedded.hearing import PHONES, phone_numbers
 from recipes.embedded.speech import FRAME, RATE, Pcm, over_the_line
-from recipes.embedded.training import Training, in_workers
+from recipes.embedded.training import HALF, Training, in_workers
 
 CARD = 256
 WIDTH = 128
@@ -167,17 +167,17 @@ def through(x: Tensor, net: nn.Module) -> Tensor:
 
 def encoded(mimi: Any, pcm: Tensor) -> Tensor:
     """[B, T] -> the latent that is quantised, [B, C, frames], float32"""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        heard = through(pcm[:, :, None].bfloat16(), mimi.encoder)
+    with torch.autocast("cpu", torch.bfloat16, enabled=HALF is torch.bfloat16):
+        heard = through(pcm[:, :, None].to(HALF), mimi.encoder)
         heard = mimi.encoder_transformer.transformer(heard).transpose(1, 2)
         return mimi.downsample(heard).float()
 
 
 def decoded(mimi: Any, latent: Tensor) -> Tensor:
     """[B, C, frames] -> [B, T] float32"""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=HALF is torch.bfloat16):
         said = mimi.upsample(latent).transpose(1, 2)
-        said = mimi.decoder_transformer.transformer(said).bfloat16()
+        said = mimi.decoder_transformer.transformer(said).to(HALF)
         return through(said, mimi.decoder)[:, :, 0].float()
 
 

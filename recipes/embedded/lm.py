@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from personaplex_cli.config.tree import PersonaPlexConfig
 from recipes.embedded.dialogues import NOTHING, Dialogues, Row
-from recipes.embedded.training import Training, in_workers
+from recipes.embedded.training import HALF, Training, in_workers
 from recipes.embedded.vocabulary import PAD
 
 N_ROWS = 8
@@ -28,7 +28,7 @@ QUIET_SHARE = 0.12
 N_CODEBOOKS = 8
 
 START = "lm.start.pt"
-"""A state to go on from, if there is one: it counts as half of a training."""
+"""A state to go on from, if there is one: it counts as two thirds of a training."""
 
 
 def new_lm(config: PersonaPlexConfig) -> Any:
@@ -98,7 +98,7 @@ def listened(lm: Any, table: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
             attention.num_heads,
         )
     hidden = normed(x, lm.out_norm.alpha)
-    return hidden, F.linear(hidden.bfloat16(), lm.text_linear.weight.bfloat16()).float()
+    return hidden, F.linear(hidden.to(HALF), lm.text_linear.weight.to(HALF)).float()
 
 
 def turns_of(moments: Tensor, attention: Any) -> Tensor:
@@ -121,14 +121,13 @@ def temporal_layer(
     n_heads: int,
 ) -> Tensor:
     """One layer of the temporal transformer; the residual stays in float32. [B, N, D] -> [B, N, D]"""
-    half = torch.bfloat16
     batch, n, width = x.shape
-    qkv = F.linear(normed(x, alpha1).to(half), inwards.to(half))
+    qkv = F.linear(normed(x, alpha1).to(HALF), inwards.to(HALF))
     q, k, v = qkv.view(batch, n, 3, n_heads, width // n_heads).permute(2, 0, 3, 1, 4)
     told = F.scaled_dot_product_attention(turned(q, turns), turned(k, turns), v, is_causal=True)
-    x = x + F.linear(told.transpose(1, 2).reshape(batch, n, width), outwards.to(half)).float()
-    gate, up = F.linear(normed(x, alpha2).to(half), wide.to(half)).chunk(2, dim=-1)
-    return x + F.linear(F.silu(gate) * up, narrow.to(half)).float()
+    x = x + F.linear(told.transpose(1, 2).reshape(batch, n, width), outwards.to(HALF)).float()
+    gate, up = F.linear(normed(x, alpha2).to(HALF), wide.to(HALF)).chunk(2, dim=-1)
+    return x + F.linear(F.silu(gate) * up, narrow.to(HALF)).float()
 
 
 def turned(x: Tensor, turns: Tensor) -> Tensor:
@@ -150,11 +149,10 @@ def depformed(lm: Any, hidden: Tensor, text: Tensor, codes: Tensor) -> Tensor:
 
     hidden [n, D], codes [n, 8] -> [8, n, V]
     """
-    half = torch.bfloat16
     earlier = [lm.depformer_text_emb(text)]
     earlier += [lm.depformer_emb[step - 1](codes[:, step - 1]) for step in range(1, N_CODEBOOKS)]
-    x = torch.matmul(hidden.to(half), stacked(lm.depformer_in).transpose(1, 2)) + torch.stack(earlier).to(
-        half
+    x = torch.matmul(hidden.to(HALF), stacked(lm.depformer_in).transpose(1, 2)) + torch.stack(earlier).to(
+        HALF
     )
     for layer in lm.depformer.layers:
         attention = layer.self_attn
@@ -197,7 +195,7 @@ def depformer_layer(
 
 def stacked(linears: Any) -> Tensor:
     """The weights of all inner steps. [8, D, C]"""
-    return torch.stack([linear.weight for linear in linears]).bfloat16()
+    return torch.stack([linear.weight for linear in linears]).to(HALF)
 
 
 class Comprehension(nn.Module):
@@ -243,7 +241,7 @@ def train_worker(rank: int, work: Path, n_steps: int) -> None:
     """One worker's share."""
     torch.manual_seed(1)
     begun = (work / START).exists()
-    first = n_steps // 2 if begun else 0
+    first = n_steps * 2 // 3 if begun else 0
     training = Training("lm", work, n_steps, rate=1.5e-3, betas=(0.9, 0.98), clip=1.0, first=first)
     dialogues = Dialogues(work, seed=0)
     config = dialogues.config

@@ -1,6 +1,6 @@
 """Instead of the first stages' results: those of a model that is there, to go on from.
 
-Its vocabulary and codec stay as they are; the language model is trained on, as from the middle of a training.
+Its vocabulary and codec stay as they are; the language model is trained on, as in a training's last third.
 """
 
 from __future__ import annotations

@@ -20,6 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, multiprocessing, nn
 
+from personaplex_cli.model.device import has_bfloat16_products
+
+HALF = torch.bfloat16 if has_bfloat16_products() else torch.float32
+"""In which numbers products are made: the faster ones."""
+
 
 def in_workers(n_workers: int, work: Callable[..., None], *args: Any) -> None:
     """Run `work(rank, *args)` in so many processes that can reach each other."""
