@@ -1,10 +1,11 @@
-"""int8: exact whole-number products by two ways, rows that never feel each other, loading, and quality."""
+"""int8: exact whole-number products by two ways, rows that feel no other, loading, quality; bfloat16."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,11 +21,13 @@ from personaplex_cli.model import linear as linear_room
 from personaplex_cli.model.device import choose_dtype
 from personaplex_cli.model.linear import (
     Int8Weight,
+    linear,
     onednn_is_exact,
     packed_product,
     plain_product,
     quantise,
     quantise_activations,
+    widened_product,
 )
 from personaplex_cli.model.lm import Lm
 from personaplex_cli.model.weights import build_lm, load_lm
@@ -40,6 +43,7 @@ PRODUCTS = [
     pytest.param(
         packed_product, marks=pytest.mark.skipif(not onednn_is_exact(), reason="no oneDNN with VNNI here")
     ),
+    widened_product,
     plain_product,
 ]
 
@@ -50,7 +54,7 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.fixture(params=PRODUCTS)
 def weight(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Int8Weight:
-    """[320, 1056] in either kind of product: neither number is a whole number of blocks."""
+    """[320, 1056] in each kind of product: neither number is a whole number of blocks."""
     monkeypatch.setattr(linear_room, "exact_product", request.param)
     return Int8Weight(noise(320, 1056))
 
@@ -115,12 +119,46 @@ def test_step_sets_that_are_stacked_have_products_of_their_own() -> None:
         assert torch.equal(weight.product(x, step), alone.product(x))
 
 
-def test_without_onednn_and_vnni_the_plain_product_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onednn_and_vnni_numbers_are_widened(monkeypatch: pytest.MonkeyPatch) -> None:
     x, fast = noise(3, 64, seed=1), Int8Weight(noise(16, 64))
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     assert not onednn_is_exact()
-    monkeypatch.setattr(linear_room, "packed_product", None)
+    for other in ("packed_product", "plain_product"):
+        monkeypatch.setattr(linear_room, other, None)
     assert torch.equal(Int8Weight(noise(16, 64)).product(x), fast.product(x))
+
+
+def test_widened_sums_are_whole_where_they_are_largest() -> None:
+    numbers = torch.full((2, 22528), 127, dtype=torch.int8)
+    numbers[1] = -127
+    # 0 stands for -128, which not even a row that is no number goes beyond.
+    for activation in (0, 1, 255):
+        sums = widened_product(numbers, torch.ones(2))(torch.full((1, 22528), activation, dtype=torch.uint8))
+        whole = (activation - 128) * 127 * 22528
+        assert sums.tolist() == [[float(np.float32(whole)), float(np.float32(-whole))]]
+
+
+# --- bfloat16 on a CPU that has no products in it ---------------------------------------------------
+
+
+@pytest.mark.parametrize("n_rows", [1, 3, 4, 40])
+def test_a_product_in_bfloat16_is_rounded_once(monkeypatch: pytest.MonkeyPatch, n_rows: int) -> None:
+    monkeypatch.setattr(linear_room, "is_slow_in_bfloat16", lambda: True)
+    x, weight = noise(n_rows, 1056, seed=1), noise(2 * 320, 1056)
+    out = linear(x, weight, step=1, n_sets=2)
+    assert out.dtype == torch.bfloat16
+    exact = x.double() @ weight[320:].double().T
+    torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=1e-4)
+
+
+def test_only_many_rows_in_bfloat16_are_widened(monkeypatch: pytest.MonkeyPatch) -> None:
+    widened = []
+    monkeypatch.setattr(linear_room, "linear_in_float32", lambda x, _: widened.append(x.shape))
+    for slow in (True, False):
+        monkeypatch.setattr(linear_room, "is_slow_in_bfloat16", lambda slow=slow: slow)
+        for x in (noise(3, 64), noise(4, 64), noise(4, 64).float(), noise(2, 2, 64)):
+            linear(x, noise(16, 64).to(x.dtype))
+    assert widened == [(4, 64), (2, 2, 64)]
 
 
 @pytest.mark.gpu
