@@ -58,7 +58,9 @@ def linear_in_float32(x: Tensor, weight: Tensor) -> Tensor:
     """The product, rounded once, with a few of the weight's rows in float32 at a time. -> of x's dtype"""
     wide = x.float()
     n_rows = -(-WIDENED_AT_ONCE // weight.shape[1])
-    return torch.cat([F.linear(wide, rows.float()).to(x.dtype) for rows in weight.split(n_rows)], dim=-1)
+    return torch.cat(
+        [F.linear(wide, rows.float()).to(x.dtype) for rows in torch.split(weight, n_rows)], dim=-1
+    )
 
 
 @cache
@@ -146,11 +148,11 @@ def widened_product(numbers: Tensor, scales: Tensor) -> Product:
     n_rows = -(-WIDENED_AT_ONCE // EXACT_COLUMNS)
 
     def multiply(activations: Tensor) -> Tensor:
-        columns = activations.float().sub_(ZERO).split(EXACT_COLUMNS, dim=1)
+        columns = torch.split(activations.float().sub_(ZERO), EXACT_COLUMNS, dim=1)
         sums = []
-        for rows in numbers.split(n_rows):
+        for rows in torch.split(numbers, n_rows):
             total = torch.zeros(len(activations), len(rows), dtype=torch.int32)
-            for one, other in zip(columns, rows.split(EXACT_COLUMNS, dim=1), strict=True):
+            for one, other in zip(columns, torch.split(rows, EXACT_COLUMNS, dim=1), strict=True):
                 total += F.linear(one, other.float()).to(torch.int32)
             sums.append(total)
         return torch.cat(sums, dim=1).float().mul_(scales)
