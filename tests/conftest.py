@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ UNTRAINED = GOLDEN / "untrained"
 """The model of commands that name none. Its tokens vary at every frame; a trained one is mostly silent."""
 os.environ["PERSONAPLEX_MODEL"] = str(UNTRAINED)
 CPU = torch.device("cpu")
+# A shell's background job ignores Ctrl-C, and so do its children unless it is heeded here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,11 +19,9 @@ from typer.testing import CliRunner, Result
 from personaplex_cli import cli
 
 DUMP = ".tokens.safetensors"
-# A shell's background job ignores Ctrl-C, one under nohup a closing terminal; their children inherit that.
-HEEDING_INTERRUPTS = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    "signal.signal(signal.SIGHUP, signal.SIG_DFL);"
-    "from personaplex_cli.cli import main; main()"
+# A job under nohup ignores a closing terminal, and its children inherit that.
+HEEDING_HANGUP = (
+    "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL);from personaplex_cli.cli import main; main()"
 )
 
 
@@ -47,7 +45,7 @@ def program(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProce
 
 def begun(*arguments: object, stderr: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
     """The command line as a process that goes on by itself."""
-    command = [sys.executable, "-c", HEEDING_INTERRUPTS, *map(str, arguments)]
+    command = [sys.executable, "-c", HEEDING_HANGUP, *map(str, arguments)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr)
 
 

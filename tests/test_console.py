@@ -23,7 +23,7 @@ from personaplex_cli import cli, console
 from personaplex_cli.console import RunWindow, visible
 from personaplex_cli.files.runlog import Outcome
 from tests.helpers import (
-    HEEDING_INTERRUPTS,
+    HEEDING_HANGUP,
     log_of,
     names_in,
     personaplex,
@@ -289,7 +289,7 @@ def test_a_window_needs_no_terminal_that_can_tell_its_size(monkeypatch: pytest.M
     assert "converted" in sys.stderr.getvalue()
 
 
-TYPED_INTO = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);" + HEEDING_INTERRUPTS
+TYPED_INTO = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);" + HEEDING_HANGUP
 
 
 def test_ctrl_c_on_a_terminal_ends_with_130_and_replies_that_are_whole(tmp_path: Path) -> None:
