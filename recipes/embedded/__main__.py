@@ -66,7 +66,7 @@ SCALES = {
         codec_steps=0,
         decoder_steps=0,
         n_calls=5_000,
-        lm_steps=3_600,
+        lm_steps=9_000,
         evaluated_calls=64,
         n_workers=2,
     ),

@@ -204,6 +204,11 @@ class Comprehension(nn.Module):
     def __init__(self, width: int, n_intents: int, n_words: int) -> None:
         super().__init__()
         self.intent, self.words = nn.Linear(width, n_intents), nn.Linear(width, n_words)
+        # Chance weights would push the states about, and those of a model that is there have much to lose.
+        for told in (self.intent, self.words):
+            nn.init.zeros_(told.weight)
+        # Of all words, a sentence has few.
+        nn.init.constant_(self.words.bias, -5.0)
 
 
 def spoilt(table: Tensor, numbers: torch.Generator, card: int) -> Tensor:
