@@ -15,17 +15,17 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from personaplex_cli import __version__
 from personaplex_cli.errors import PersonaplexError, SettingsError
+from personaplex_cli.settings import DeviceName, DtypeName, Timeline, WeightsDtypeName
 
 SOME_FAILED = 1
 BY_SIGNAL = 128  # what a shell adds to the number of the signal that ended a program
@@ -76,24 +76,6 @@ app = typer.Typer(
 )
 
 
-class TreeFormat(str, Enum):
-    """How inspect-config writes the tree."""
-
-    tree = "tree"
-    yaml = "yaml"
-    json = "json"
-    schema = "schema"
-
-
-class WeightsDtype(str, Enum):
-    """Number types that weights and rings can have."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    int8 = "int8"
-
-
 def _show_version(asked: bool) -> None:
     if asked:
         typer.echo(f"personaplex {__version__}")
@@ -121,12 +103,12 @@ Overrides = Annotated[
     ),
 ]
 OutputFormat = Annotated[
-    TreeFormat,
+    Literal["tree", "yaml", "json", "schema"],
     typer.Option(
         "--format", help="tree: for people; yaml, json: loads again; schema: the JSON Schema, for editors."
     ),
 ]
-InspectedDtype = Annotated[WeightsDtype, typer.Option("--dtype", help="Number type to reckon memory in.")]
+InspectedDtype = Annotated[WeightsDtypeName, typer.Option("--dtype", help="Number type to reckon memory in.")]
 InspectedBatch = Annotated[int, typer.Option("--batch-size", min=1, help="Slots to reckon memory for.")]
 InspectedSeconds = Annotated[
     float, typer.Option("--seconds", min=0.0, help="Length of prompt and input to reckon memory for.")
@@ -142,8 +124,8 @@ def personaplex(version: Version = False) -> None:
 def inspect_config(
     source: ConfigSource = None,
     overrides: Overrides = None,
-    output_format: OutputFormat = TreeFormat.tree,
-    dtype: InspectedDtype = WeightsDtype.bfloat16,
+    output_format: OutputFormat = "tree",
+    dtype: InspectedDtype = "bfloat16",
     batch_size: InspectedBatch = 16,
     seconds: InspectedSeconds = 60.0,
 ) -> None:
@@ -153,40 +135,14 @@ def inspect_config(
     if not seconds < MAX_SECONDS:
         raise SettingsError(f"--seconds {seconds}: must be a length below {MAX_SECONDS:g}")
     loaded = load_config(source, overrides or ())
-    if output_format is TreeFormat.schema:
+    if output_format == "schema":
         sys.stdout.write(render_schema())
-    elif output_format is TreeFormat.tree:
+    elif output_format == "tree":
         from personaplex_cli.console import show_config
 
-        show_config(loaded, dtype.value, batch_size, audio_seconds=seconds)
+        show_config(loaded, dtype, batch_size, audio_seconds=seconds)
     else:
-        sys.stdout.write(render_config(loaded.config, output_format.value))
-
-
-class DeviceChoice(str, Enum):
-    """Where the arithmetic is done."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-    mps = "mps"
-
-
-class DtypeChoice(str, Enum):
-    """Number types that the LM can compute in."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    int8 = "int8"
-
-
-class TimelineChoice(str, Enum):
-    """How the reply's audio lies beside the recording."""
-
-    aligned = "aligned"
-    stream = "stream"
+        sys.stdout.write(render_config(loaded.config, output_format))
 
 
 EXAMPLES = """
@@ -249,15 +205,15 @@ TopkAudio = Annotated[int, typer.Option(min=0, help="Draw codes among so many of
 TopkText = Annotated[int, typer.Option(min=0, help="Draw text among so many of the likeliest; 0 = all.")]
 Greedy = Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")]
 Seed = Annotated[int, typer.Option(help="With a file's name, decides what is drawn for it.")]
-ModelDevice = Annotated[DeviceChoice, typer.Option(help="auto takes a GPU where there is one.")]
+ModelDevice = Annotated[DeviceName, typer.Option(help="auto takes a GPU where there is one.")]
 ModelDtype = Annotated[
-    DtypeChoice, typer.Option(help="Of the LM; auto = bfloat16, on a CPU float32 for small models.")
+    DtypeName, typer.Option(help="Of the LM; auto = bfloat16, on a CPU float32 for small models.")
 ]
 BatchSize = Annotated[
     str, typer.Option(metavar="N|auto", help="Files answered at once; auto = as many as the memory allows.")
 ]
 WavTimeline = Annotated[
-    TimelineChoice,
+    Timeline,
     typer.Option(
         help="aligned: the reply beside the recording; stream: 80 ms later, as the reference tool writes it."
     ),
@@ -341,10 +297,10 @@ def convert(
     topk_text: TopkText = 25,
     greedy: Greedy = False,
     seed: Seed = 0,
-    device: ModelDevice = DeviceChoice.auto,
-    dtype: ModelDtype = DtypeChoice.auto,
+    device: ModelDevice = "auto",
+    dtype: ModelDtype = "auto",
     batch_size: BatchSize = "auto",
-    timeline: WavTimeline = TimelineChoice.aligned,
+    timeline: WavTimeline = "aligned",
     stereo: Stereo = False,
     channel: Channel = "0",
     pad_start: PadStart = 0.0,
@@ -365,8 +321,8 @@ def convert(
     choices = Choices(
         Sampling(temp_text, temp_audio, topk_text, topk_audio, greedy),
         Batching(_batch_size(batch_size)),
-        Device(device.value, dtype.value),
-        timeline=timeline.value,
+        Device(device, dtype),
+        timeline=timeline,
         stereo=stereo,
         channel=channel,
         pad_start_seconds=pad_start,
@@ -420,8 +376,8 @@ def bench(
     frames: BenchFrames = 20,
     position: Position = None,
     personas: Personas = 1,
-    device: ModelDevice = DeviceChoice.auto,
-    dtype: ModelDtype = DtypeChoice.auto,
+    device: ModelDevice = "auto",
+    dtype: ModelDtype = "auto",
     as_json: BenchJson = False,
 ) -> None:
     """Measure what a step costs here, part by part, and beside the least that it could cost."""
@@ -435,7 +391,7 @@ def bench(
     from personaplex_cli.settings import Device
 
     load = Load(batch_sizes, prompt_frames, frames, position, personas)
-    wanted = Device(device.value, dtype.value)
+    wanted = Device(device, dtype)
     if random_weights:
         subject = random_subject(load_config(config, overrides or ()).config, wanted)
     else:
@@ -453,7 +409,7 @@ def decode(
     revision: Revision = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
-    device: ModelDevice = DeviceChoice.auto,
+    device: ModelDevice = "auto",
     overwrite: Overwrite = False,
 ) -> None:
     """Make the WAVs of token dumps again: the same bytes as convert's, on the aligned timeline."""
@@ -466,7 +422,7 @@ def decode(
     from personaplex_cli.studio import Studio
 
     checkpoint = open_checkpoint(model, config=config, overrides=overrides or (), revision=revision)
-    studio = Studio(checkpoint, Device(device.value))
+    studio = Studio(checkpoint, Device(device))
     written = decode_dumps(dumps[:-1], dumps[-1], studio, overwrite=overwrite)
     if checkpoint.notice:
         show_remark(checkpoint.notice)

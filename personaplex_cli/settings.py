@@ -18,7 +18,8 @@ CHANNEL = "mix|0|[1-9][0-9]{0,3}"
 """How a channel is written: one way for each, since it is part of what a reply is known by."""
 
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
-DtypeName = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+WeightsDtypeName = Literal["float32", "bfloat16", "float16", "int8"]
+DtypeName = Literal["auto", WeightsDtypeName]
 Timeline = Literal["aligned", "stream"]
 
 

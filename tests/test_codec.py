@@ -158,7 +158,12 @@ def test_an_interrupted_pass_leaves_the_codec_ready(
 def test_a_file_that_is_not_this_codec_is_refused(golden_config: PersonaPlexConfig) -> None:
     with pytest.raises(WeightsError, match=r"does not fit mimi_config\.codec") as refusal:
         Codec(GOLDEN / "lm_eight_sets" / "model.safetensors", golden_config.mimi_config, CPU)
-    assert "encoder.model.0.conv.conv.weight" in refusal.value.message
+    headline, *faults = refusal.value.message.splitlines()
+    assert headline.endswith(
+        "give the tree that belongs to this codec (--config, --set), or download the model again:"
+    )
+    assert any("encoder.model.0.conv.conv.weight" in fault for fault in faults)
+    assert all(fault.startswith("  - ") for fault in faults)
 
 
 def test_the_published_codec_is_moshis_default() -> None:

@@ -119,6 +119,7 @@ def test_an_error_lists_every_missing_unexpected_and_misshapen_name(tmp_path: Pa
         load(tmp_path, config)
     message = refusal.value.message
     assert "4 tensors differ" in message
+    assert "give the tree that belongs to these weights (--config, --set), or download" in message
     assert "missing: out_norm.alpha [1, 1, 48]" in message
     assert "missing: emb.3.weight [65, 48]" in message
     assert "unexpected: text_linear.bias [512]" in message

@@ -101,7 +101,11 @@ def load_mimi(path: Path | None, config: PersonaPlexMimiConfig, device: torch.de
     try:
         mimi = loaders.get_mimi(path, kwargs, device=device, num_codebooks=config.num_codebooks)
     except (RuntimeError, KeyError, TypeError) as error:
-        raise WeightsError(f"{path}: does not fit mimi_config.codec: {error}") from error
+        headline = (
+            f"{path}: does not fit mimi_config.codec; give the tree that belongs to this codec "
+            "(--config, --set), or download the model again:"
+        )
+        raise WeightsError.listing(headline, [line.strip() for line in str(error).splitlines()]) from error
     for module in mimi.modules():
         if hasattr(module, "weight_g"):
             torch.nn.utils.remove_weight_norm(module)

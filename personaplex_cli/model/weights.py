@@ -109,7 +109,8 @@ def check_layout(
     if faults:
         names = ", ".join(shard.name for shard in shards)
         headline = (
-            f"{shards[0].parent}: {names}: does not fit the config tree ({len(faults)} tensors differ):"
+            f"{shards[0].parent}: {names}: does not fit the config tree ({len(faults)} tensors differ); "
+            "give the tree that belongs to these weights (--config, --set), or download the model again:"
         )
         raise WeightsError.listing(headline, faults)
 
