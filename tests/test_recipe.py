@@ -30,10 +30,12 @@ pytest.importorskip("faker", reason="the recipe's packages are not installed: pi
 
 from recipes.embedded import codec as training_codec  # noqa: E402
 from recipes.embedded import corpus, evaluate, export, lm, start  # noqa: E402
+from recipes.embedded.dialogues import Dialogues  # noqa: E402
 from recipes.embedded.domain import KINDS, VOICES, Role, invented, is_unseen, role_text, role_values  # noqa: E402
 from recipes.embedded.hearing import Ears, sounds, words  # noqa: E402
 from recipes.embedded.intents import INTENTS, Intent, Question, question, reply_to  # noqa: E402
 from recipes.embedded.speech import Voice, spoken  # noqa: E402
+from recipes.embedded.vocabulary import PAD  # noqa: E402
 
 
 def run_recipe(work: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -134,6 +136,27 @@ def test_a_model_to_go_on_from_is_the_packaged_one_bit_for_bit(tmp_path: Path) -
 
 
 # ---- its parts against a second way ----
+
+
+def test_a_reading_is_of_recorded_replies_with_names_and_its_words_are_not_learnt(work: Path) -> None:
+    dialogues = Dialogues(work, seed=1)
+    for _ in range(4):
+        row = dialogues.reading()
+        assert not row.text_weights[row.live].any()
+        read = dialogues.pieces.decode([token for token in row.table[0][row.live].tolist() if token > PAD])
+        speaking = row.speaking.int()
+        begins = (speaking.diff() == 1).nonzero()[:, 0] + 1
+        ends = (speaking.diff() == -1).nonzero()[:, 0] + 1
+        # The last may be cut off.
+        heard = [row.table[1:9, begin : end + 1] for begin, end in zip(begins, ends, strict=True)][:-1]
+        assert len(heard) > 2
+        for sound in heard:
+            # All codebooks but the first come a position later.
+            codes = torch.cat([sound[:1, :-1], sound[1:, 1:]])
+            (reply,) = [one for one in dialogues.said.values() if torch.equal(one["codes"].long(), codes)]
+            names = [reply["role"][fact] for fact in ("name", "business", "address")]
+            assert any(name and name in reply["text"] for name in names)
+            assert reply["text"] in read
 
 
 def test_the_training_forward_of_the_codec_is_moshi_s() -> None:

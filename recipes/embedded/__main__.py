@@ -57,7 +57,7 @@ SCALES = {
         evaluated_calls=72,
         n_workers=2,
     ),
-    # Of these the codec needs nothing: for `--start`.
+    # For `--start`: the codec needs nothing, and of the steps the last third is made.
     "more": Scale(
         n_roles=400,
         n_questions=20_000,
@@ -66,20 +66,7 @@ SCALES = {
         codec_steps=0,
         decoder_steps=0,
         n_calls=5_000,
-        lm_steps=9_000,
-        evaluated_calls=72,
-        n_workers=2,
-    ),
-    # The same in a third of the time.
-    "some": Scale(
-        n_roles=130,
-        n_questions=8_000,
-        n_heard=600,
-        n_words=1,
-        codec_steps=0,
-        decoder_steps=0,
-        n_calls=2_000,
-        lm_steps=3_000,
+        lm_steps=10_000,
         evaluated_calls=72,
         n_workers=2,
     ),

@@ -37,6 +37,11 @@ TEXT_LEADS = 2
 FIRST_WEIGHT, WORD_WEIGHT, ROLE_WEIGHT = 5.0, 2.0, 0.3
 """Of text, against a frame's padding: the first word decides what is said."""
 
+NAMED = {"name", "business", "address"}
+"""Facts that are names: of these there is no end, and each is said its own way."""
+BETWEEN = (3, 12)
+"""Frames of silence between replies that are read aloud, at least and at most."""
+
 NOTHING = -100
 """Where a target is not to be learnt."""
 
@@ -149,10 +154,8 @@ class Dialogues:
         prompt = self.prompt(voice, role_text(role, self.rng))
         user = call["codes"].long()
         n_frames = min(user.shape[1], N_POSITIONS - prompt.n_frames - 1)
-        given = torch.empty(17, n_frames, dtype=torch.long)
-        given[0], given[1:9], given[9:] = PAD, self.silence[:, None], user[:, :n_frames]
-        speaking = torch.zeros(n_frames, dtype=torch.bool)
-        weights = torch.ones(n_frames)
+        given, weights, speaking = self.quiet(n_frames)
+        given[9:] = user[:, :n_frames]
         intents = torch.full((n_frames,), NOTHING)
         heard = torch.full((n_frames,), NOTHING)
         for one, _, end in asked:
@@ -208,15 +211,35 @@ class Dialogues:
             for word in reply_to(question(intent, "train", self.rng), role)[0].split():
                 gap = self.rng.randint(0, spread)
                 said += [PAD] * (gap - 1) + [EPAD] * (gap > 0) + self.pieces.encode(word)
-        given = torch.empty(17, n_frames, dtype=torch.long)
-        given[0], given[1:9], given[9:] = (
-            torch.tensor(said[:n_frames]),
-            self.silence[:, None],
-            self.silence[:, None],
-        )
+        given, _, speaking = self.quiet(n_frames)
+        given[0] = torch.tensor(said[:n_frames])
         weights = torch.where(given[0] > PAD, 1.0, 0.1)
         nothing = torch.full((n_frames,), NOTHING)
-        return self.row(prompt, given, weights, torch.zeros(n_frames, dtype=torch.bool), nothing, nothing)
+        return self.row(prompt, given, weights, speaking, nothing, nothing)
+
+    def reading(self) -> Row:
+        """Replies with names in them, read aloud one after another, whoever's they are:
+
+        how a name sounds is learnt here, and a call has few. No word of it is learnt.
+        """
+        voice = self.rng.choice(list(VOICES.values()))
+        prompt = self.prompt(voice, role_text(Role(), self.rng))
+        n_frames = N_POSITIONS - prompt.n_frames - 1
+        given, weights, speaking = self.quiet(n_frames)
+        templates = [one for of, one in self.pools if of == voice and holes(one) & NAMED]
+        at = self.rng.randint(*BETWEEN)
+        while at < n_frames:
+            reply = self.rng.choice(self.pools[voice, self.rng.choice(templates)])
+            self.speak(given, weights, speaking, reply, at)
+            at += TEXT_LEADS + reply["codes"].shape[1] + self.rng.randint(*BETWEEN)
+        nothing = torch.full((n_frames,), NOTHING)
+        return self.row(prompt, given, torch.zeros(n_frames), speaking, nothing, nothing)
+
+    def quiet(self, n_frames: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Nobody speaks: tokens [17, F], weights of text [F], whether the agent speaks [F]."""
+        given = torch.empty(17, n_frames, dtype=torch.long)
+        given[0], given[1:9], given[9:] = PAD, self.silence[:, None], self.silence[:, None]
+        return given, torch.ones(n_frames), torch.zeros(n_frames, dtype=torch.bool)
 
     def row(
         self, prompt: Prompt, given: Tensor, weights: Tensor, speaking: Tensor, intents: Tensor, heard: Tensor

@@ -21,6 +21,8 @@ from recipes.embedded.vocabulary import PAD
 
 N_ROWS = 8
 """Dialogues a step and worker."""
+READING = 0.25
+"""The share of readings among those that are no drills."""
 N_KEPT = 640
 """So many of a batch's frames pass the depformer..."""
 QUIET_SHARE = 0.12
@@ -264,7 +266,10 @@ def train_worker(rank: int, work: Path, n_steps: int) -> None:
         # Copying comes first and is never left alone.
         n_drills = round(N_ROWS * max(0.125, 0.5 - training.progress))
         rows = [dialogues.drill() for _ in range(n_drills)]
-        rows += [dialogues.dialogue() for _ in range(N_ROWS - n_drills)]
+        rows += [
+            dialogues.reading() if dialogues.rng.random() < READING else dialogues.dialogue()
+            for _ in range(N_ROWS - n_drills)
+        ]
         batch = Row(*map(torch.stack, zip(*rows, strict=True)))
         loss, told = losses(lm, comprehension, batch, dialogues.bags, numbers, config.audio_vocab_size)
         training.update(loss, **told)
