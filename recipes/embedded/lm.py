@@ -316,7 +316,7 @@ def losses(
     )
 
     loss = of_text + of_codes + 0.5 * of_intents + 0.1 * of_words
-    spoken = (text > PAD) & live
+    spoken = (text > PAD) & (batch.text_weights[:, 1:] > 0) & live
     with torch.no_grad():
         told = {
             "text": of_text,
